@@ -11,6 +11,11 @@ BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
     "billing-update-end-users": {"task": "billing.update_end_users", "schedule": 300.0, "options": {"expires": 300}},
     "billing-make-partitions": {"task": "billing.make_partitions", "schedule": crontab(hour="*/6", minute="17")},
     "billing-generate-invoices": {"task": "billing.generate_invoices", "schedule": crontab(minute="13")},
+    "billing-start-scheduled-prices": {
+        "task": "billing.start_scheduled_prices",
+        "schedule": 10.0,
+        "options": {"expires": 10},
+    },
     "billing-apply-reratings": {"task": "billing.apply_reratings", "schedule": crontab(minute="*/5")},
     "billing-send-payment-reminders": {
         "task": "billing.send_payment_reminders",

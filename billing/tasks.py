@@ -20,6 +20,7 @@ from billing.payments.events import do_purge_events
 from billing.payments.file_drop import collect
 from billing.payments.top_ups import do_top_up_all
 from billing.pricing.exchange_rates import read_feed
+from billing.pricing.prices import do_start_scheduled_prices
 from billing.taxes import vies
 
 log = structlog.get_logger(__name__)
@@ -53,6 +54,15 @@ def generate_invoices() -> None:
     report = runs.invoice_months()
     log.info("months_invoiced", finalized=len(report.finalized), left=len(report.left))
     emails.send_all()
+
+
+@shared_task(name="billing.start_scheduled_prices")
+def start_scheduled_prices() -> int:
+    """Give effect to scheduled prices whose time has come. Return how many versions."""
+    started = do_start_scheduled_prices()
+    if started:
+        log.info("scheduled_prices_started", versions=[version.pk for version in started])
+    return len(started)
 
 
 @shared_task(name="billing.apply_reratings")

@@ -22,6 +22,7 @@ from tenants.isolation.scopes import all_tenants_scope
 from tenants.keys import ip_allowlist, snapshot
 from tenants.keys.process_throttle import process_throttle
 from tenants.models import ApiKey, Membership, Tenant
+from tenants.notifications.selection import unread_of_members
 from tenants.permissions import EVERYTHING, KEY_SCOPES, ROLES, Permission
 
 _one_at_a_time = threading.Lock()
@@ -72,11 +73,15 @@ class HasTenant(BasePermission):
 
 @dataclass(frozen=True)
 class Access:
-    """A caller's permissions in a tenant. `role` is None for API keys, and for operators who are not members."""
+    """A caller's permissions in a tenant. `role` is None for API keys, and for operators who are not members.
+
+    `unread` is the number of a member's unread notifications, if `accesses` counts those of the tenant.
+    """
 
     tenant: Tenant
     role: str | None
     permissions: frozenset[Permission]
+    unread: int = 0
 
 
 def access_of(caller: Any, slug: str | None) -> Access:
@@ -100,8 +105,11 @@ def access_of(caller: Any, slug: str | None) -> Access:
     return found[0]
 
 
-def accesses(user: Any, slug: str | None = None) -> list[Access]:
-    """Return the user's access to the tenant `slug` or, without it, to all tenants that the user may see."""
+def accesses(user: Any, slug: str | None = None, *, counted_slug: str = "") -> list[Access]:
+    """Return the user's access to the tenant `slug` or, without it, to all tenants that the user may see.
+
+    The same query counts the unread notifications of the tenant `counted_slug`.
+    """
     if isinstance(user, AnonymousUser) or not user.is_authenticated:
         return []
     wanted = {} if slug is None else {"slug": slug}
@@ -112,8 +120,10 @@ def accesses(user: Any, slug: str | None = None) -> list[Access]:
     with all_tenants_scope(BypassReason.MEMBERSHIPS):
         rows = Membership.objects.all_tenants().filter(user=user, **{f"tenant__{k}": v for k, v in wanted.items()})
         rows = rows.exclude(tenant__status=Tenant.Status.PURGED).select_related("tenant").order_by("tenant__slug")
+        if counted_slug:
+            rows = rows.annotate(unread=unread_of_members(user.pk, counted_slug))
         memberships = list(rows)
-    return [Access(row.tenant, row.role, ROLES[row.role]) for row in memberships]
+    return [Access(row.tenant, row.role, ROLES[row.role], getattr(row, "unread", 0)) for row in memberships]
 
 
 def find_key(secret: str) -> ApiKey | None:

@@ -23,6 +23,7 @@ BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
         "options": {"expires": 2},
     },
     "tenants-run-jobs": {"task": "tenants.run_jobs", "schedule": 1.0, "options": {"expires": 1}},
+    "tenants-notify-of-expiring-keys": {"task": "tenants.notify_of_expiring_keys", "schedule": crontab(minute="11")},
     "tenants-purge-expired": {"task": "tenants.purge_expired", "schedule": crontab(minute="*/10")},
 }
 

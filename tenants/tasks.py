@@ -23,6 +23,7 @@ from tenants.models import (
     WebhookDelivery,
     WebhookEvent,
 )
+from tenants.notifications import upkeep
 from tenants.outbox import change_feed, delivery, email_outbox, user_emails
 from tenants.webhooks import sending
 
@@ -71,9 +72,10 @@ def purge_deleted() -> int:
 
 @shared_task(name="tenants.purge_expired")
 def purge_expired() -> None:
-    """Remove old change events, idempotent responses, jobs, webhook events and emails."""
+    """Remove old change events, idempotent responses, jobs, webhook events, emails and notifications."""
     now = datetime.now(UTC)
     jobs.remove_old_jobs(now)
+    upkeep.remove_old_notifications(now)
     with all_tenants_scope(BypassReason.HOUSEKEEPING):
         old = now - timedelta(seconds=change_feed.RETENTION_SECONDS)
         ChangeEventRow.objects.all_tenants().filter(created_at__lt=old).delete()
@@ -83,6 +85,12 @@ def purge_expired() -> None:
         WebhookDelivery.objects.all_tenants().filter(event__created_at__lt=oldest).delete()
         WebhookEvent.objects.all_tenants().filter(created_at__lt=oldest).delete()
         OutboxEmail.objects.all_tenants().filter(created_at__lt=oldest).delete()
+
+
+@shared_task(name="tenants.notify_of_expiring_keys")
+def notify_of_expiring_keys() -> int:
+    """Write notifications of API keys that expire soon. Returns their number."""
+    return upkeep.notify_of_expiring_keys(datetime.now(UTC))
 
 
 @shared_task(name="tenants.run_jobs")

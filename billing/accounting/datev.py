@@ -16,8 +16,9 @@ from typing import NamedTuple
 from billing.accounting.charts import AccountNumbers, ChartLine
 from billing.accounting.journal import JournalEntry, Posting, first_day
 from billing.currencies.amounts import DEFAULT_CURRENCY, half_up
-from billing.models import Account, BillingEntity
+from billing.models import Account, BillingEntity, TaxCategory
 from billing.pricing.currencies import dated_rate
+from billing.taxes.vat_ids import prefix_of
 from inference_worker.contract.texts import Text
 from tenants import csv_tables
 from tenants.actions import Conflict
@@ -61,6 +62,7 @@ class _Movement(NamedTuple):
     debited: ChartLine
     credited: ChartLine
     nano: int
+    entry: JournalEntry  # journal entry of the credited account
 
 
 def encode_journal(
@@ -123,7 +125,7 @@ class _LineWriter:
         hub = self._chart.find(shared, "", 0)
         for entry in self._with_tax(others):
             line = self._chart.find(entry.account, entry.tax_category, entry.rate_ppm)
-            yield _Movement(hub, line, -entry.nano)
+            yield _Movement(hub, line, -entry.nano, entry)
 
     def _with_tax(self, entries: list[JournalEntry]) -> list[JournalEntry]:
         """Add the tax to the entry from whose account or tax key the program computes it."""
@@ -166,6 +168,7 @@ class _LineWriter:
             booking=_text(posting.key, 210),
             final="0",
         )
+        put(**_eu_cells(posting, movement.entry))
         return cells
 
     def _rate(self, currency: str, day: date) -> tuple[int, int]:
@@ -204,8 +207,22 @@ _NAMES = {
     "tenant": "Zusatzinformation- Inhalt 1",
     "second_kind": "Zusatzinformation - Art 2",
     "booking": "Zusatzinformation- Inhalt 2",
+    "eu_buyer": "EU-Land u. UStID (Bestimmung)",
+    "eu_rate": "EU-Steuersatz (Bestimmung)",
     "final": "Festschreibung",
 }
+
+
+def _eu_cells(posting: Posting, entry: JournalEntry) -> dict[str, str]:
+    """Return the cells from which DATEV fills the EC sales list and the OSS return."""
+    buyer = posting.eu_buyer
+    if buyer is None or entry.account == Account.TAX:
+        return {}
+    if entry.tax_category == TaxCategory.REVERSE_CHARGE and buyer.vat_id:
+        return {"eu_buyer": _text(buyer.vat_id, 15)}
+    if entry.tax_category == TaxCategory.STANDARD and not buyer.vat_id:
+        return {"eu_buyer": _text(prefix_of(buyer.country)), "eu_rate": _amount(half_up(entry.rate_ppm, 100))}
+    return {}
 
 
 def _amount(hundredths: int) -> str:

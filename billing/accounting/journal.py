@@ -16,6 +16,7 @@ from billing.accounting.booking_days import DOCUMENT_KEY, document_keys
 from billing.currencies.amounts import nano_a_cent
 from billing.models import Account, BillingEntity, Invoice, LedgerEntry, LedgerTransaction, Payment
 from billing.periods import default_entity, month_bounds
+from billing.taxes.eu_buyers import EuBuyer, find_eu_buyer
 from inference_worker.contract.texts import Text
 from tenants.actions.common import FieldRefused
 
@@ -43,6 +44,7 @@ class Posting(NamedTuple):
     text: str
     currency: str
     entries: tuple[JournalEntry, ...]
+    eu_buyer: EuBuyer | None  # EU buyer of the document
 
 
 class AccountSum(NamedTuple):
@@ -171,6 +173,7 @@ def _postings(rows: Iterable[tuple[LedgerTransaction, datetime]], zone: ZoneInfo
             row.tenant.name if payment is None else f"{row.tenant.name} {payment.reference}",
             row.currency,
             tuple(_split(entries[pk])),
+            None if document is None else find_eu_buyer(document),
         )
 
 

@@ -136,12 +136,14 @@ class PriceVersionSerializer(serializers.ModelSerializer[PriceVersion]):
     currency = serializers.CharField()
     created_by = serializers.EmailField(source="created_by.email", default=None, allow_null=True)
     decided_by = serializers.EmailField(source="decided_by.email", default=None, allow_null=True)
+    cancelled_by = serializers.EmailField(source="cancelled_by.email", default=None, allow_null=True)
 
     class Meta:
         model = PriceVersion
         fields: tuple[str, ...] = (
             *("id", "book", "currency", "tenant_id", "number", "state", "note", "effective_from"),
             *("created_at", "created_by", "decided_at", "decided_by"),
+            *("by_sole_operator", "cancelled_at", "cancelled_by"),
         )
         read_only_fields = fields
 
@@ -245,5 +247,50 @@ class PricePreviewSerializer(serializers.Serializer[Any]):
         }
 
 
+class TenantProjectionSerializer(serializers.Serializer[Any]):
+    """A tenant's usage of the month with its price terms, before tax, in the minor unit of the currency."""
+
+    tenant_id = serializers.IntegerField(source="tenant.pk")
+    slug = serializers.CharField(source="tenant.slug")
+    was_cents = serializers.IntegerField(source="was")
+    would_be_cents = serializers.IntegerField(source="would_be")
+
+
+class PriceProjectionSerializer(serializers.Serializer[Any]):
+    """A month as it was charged, and at the prices of a version."""
+
+    month = serializers.CharField()
+    currency = serializers.CharField()
+    was_cents = serializers.IntegerField(source="was")
+    would_be_cents = serializers.IntegerField(source="would_be")
+    tenants = TenantProjectionSerializer(many=True, help_text="The largest change first.")
+    other_tenants = serializers.IntegerField(
+        source="others", help_text="With usage of the models, and not computed: those with the least usage."
+    )
+    unpriced_tokens = serializers.IntegerField(
+        source="unpriced", help_text="They would be rejected without a price; in neither sum."
+    )
+    kept_tokens = serializers.IntegerField(
+        source="kept", help_text="Their price stays as charged, since the new prices have other bands or hours."
+    )
+
+
+class ProjectionQuery(Query):
+    month = serializers.RegexField(r"^20\d\d-(0[1-9]|1[0-2])$", required=False, help_text="Default: the last month.")
+
+
+class SoleOperatorSerializer(StrictSerializer):
+    password = serializers.CharField(
+        max_length=1000, trim_whitespace=False, write_only=True, help_text="Of the caller, the sole operator."
+    )
+
+
 class PriceBookAssignmentSerializer(StrictSerializer):
     book = serializers.SlugField(max_length=50)
+
+
+class TenantPriceBookSerializer(serializers.Serializer[Any]):
+    """The price book of a tenant."""
+
+    book = serializers.CharField()
+    currency = serializers.CharField(help_text="ISO 4217, such as USD. The tenant is billed in it.")

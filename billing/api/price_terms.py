@@ -11,7 +11,7 @@ from rest_framework.response import Response
 
 from billing.api.operators import MoneyView
 from billing.api.price_serializers import COMPONENTS, SERVICE_TIERS, DecimalText, NestedPart
-from billing.api.serializers import MONTH
+from billing.api.serializers import MONTH, InCurrency
 from billing.api.usage_serializers import usd
 from billing.currencies.amounts import MAX_CENTS, NANO_DIGITS, PPM, decimal
 from billing.invoicing.price_terms import do_add_price_term, do_end_price_term
@@ -62,14 +62,14 @@ class PriceTermCreateSerializer(StrictSerializer):
     )
 
 
-class PriceTermSerializer(serializers.ModelSerializer[PriceTerm]):
-    """A price term. Prices are in USD per million tokens."""
+class PriceTermSerializer(InCurrency):
+    """A price term. Prices are per million tokens."""
 
     rule = serializers.SerializerMethodField()
 
     class Meta:
         model = PriceTerm
-        fields = ("id", "description", "first_month", "last_month", "starts_on", "created_at", "rule")
+        fields = ("id", "description", "currency", "first_month", "last_month", "starts_on", "created_at", "rule")
         read_only_fields = fields
 
     def get_rule(self, term: PriceTerm) -> dict[str, Any]:

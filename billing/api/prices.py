@@ -14,20 +14,34 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from billing.api import price_serializers as s
+from billing.invoicing.price_projection import month_before, project_month
 from billing.invoicing.repricing import last_month, preview
 from billing.models import PriceBook, PriceBookAssignment, PriceVersion
-from billing.pricing.prices import do_assign_book, do_discard_prices, do_propose_prices, do_publish_prices
+from billing.pricing.prices import (
+    do_assign_book,
+    do_cancel_prices,
+    do_discard_prices,
+    do_propose_prices,
+    do_publish_as_sole_operator,
+    do_publish_prices,
+)
 from billing.pricing.rate_cards import current_prices
-from billing.rates.price_book import NewPrice, Proposal
+from billing.rates.price_book import NewPrice, Proposal, parse
 from billing.rates.price_files import Imported, read_csv, read_public
 from tenants.api.idempotency import idempotent
 from tenants.api.operators import OperatorView
 from tenants.api.views import TenantView, check_query, find_first, person, validate_body
+from tenants.login_throttle import Throttled
 from tenants.models import Tenant, User
+from tenants.password_checks import is_password_of
 from tenants.permissions import Permission
 
-ACTIONS: dict[str, Callable[..., PriceVersion]] = {"publish": do_publish_prices, "discard": do_discard_prices}
-_NAMED = ("book", "created_by", "decided_by")
+ACTIONS: dict[str, Callable[..., PriceVersion]] = {
+    "publish": do_publish_prices,
+    "discard": do_discard_prices,
+    "cancel": do_cancel_prices,
+}
+_NAMED = ("book", "created_by", "decided_by", "cancelled_by")
 MAX_PREVIEW_PERIOD = timedelta(days=62)
 
 
@@ -136,11 +150,31 @@ class PricePreview(_BookView):
         return Response(s.PricePreviewSerializer(preview(self.version(pk), start, end), many=True).data)
 
 
+class PriceProjection(_BookView):
+    pagination_class = None
+
+    @extend_schema(
+        operation_id="operator_prices_projection",
+        parameters=[s.ProjectionQuery],
+        responses=s.PriceProjectionSerializer,
+    )
+    def get(self, request: Request, pk: int) -> Response:
+        """Return what a month would have cost at the version's prices, with price terms, by tenant.
+
+        Of many tenants, the 50 with the most usage of the models are computed.
+        """
+        month = validate_body(s.ProjectionQuery, request.query_params.dict()).get("month")
+        month, version = month or month_before(datetime.now(UTC)), self.version(pk)
+        found = project_month(parse(version.body), version.book, version.tenant_id, month)
+        return Response(s.PriceProjectionSerializer(found).data)
+
+
 class PriceVersionActionView(_BookView):
     action_name: ClassVar[str] = ""
     action_texts: ClassVar[dict[str, str]] = {
         "publish": "Publish the draft.",
         "discard": "Discard the draft.",
+        "cancel": "Cancel prices that the sole operator published, before they take effect.",
     }
     serializer_class = s.PriceVersionSerializer
 
@@ -150,23 +184,53 @@ class PriceVersionActionView(_BookView):
         return self.answer(ACTIONS[self.action_name](self.version(pk), by=operator_of(request)))
 
 
+class SoleOperatorPublication(_BookView):
+    """Without `Idempotency-Key`, whose record would have a hash of the password. A repeated call is a 409."""
+
+    @extend_schema(
+        operation_id="operator_prices_publish_as_sole_operator",
+        request=s.SoleOperatorSerializer,
+        responses=s.PriceVersionSerializer,
+    )
+    def post(self, request: Request, pk: int) -> Response:
+        """Publish the caller's own draft without a second operator. It takes effect an hour later at the earliest.
+
+        The caller must be the only active operator. No other one may have been deactivated or have lost the right in
+        the last 7 days. Until the prices take effect, they can be cancelled.
+        """
+        password = validate_body(s.SoleOperatorSerializer, request.data)["password"]
+        version, operator = self.version(pk), operator_of(request)
+        try:
+            is_right = is_password_of(operator, password, request._request)
+        except Throttled as exc:
+            raise exceptions.Throttled(wait=exc.seconds) from exc
+        if not is_right:
+            raise exceptions.ValidationError({"password": ["This is not your password."]})
+        return self.answer(do_publish_as_sole_operator(version, by=operator))
+
+
 class TenantBook(_BookView):
-    serializer_class = s.PriceBookAssignmentSerializer
+    serializer_class = s.TenantPriceBookSerializer
 
     @extend_schema(operation_id="operator_tenant_price_book")
     def get(self, request: Request, pk: int) -> Response:
         """Return the tenant's price book."""
         tenant = self.find(pk)
         with self.scope():
-            assigned = PriceBookAssignment.objects.for_tenant(tenant).select_related("book").first()
-        return Response({"book": assigned.book.name if assigned else PriceBook.LIST})
+            return self._respond(tenant)
 
     @extend_schema(operation_id="operator_tenant_price_book_set", request=s.PriceBookAssignmentSerializer)
     def put(self, request: Request, pk: int) -> Response:
         """Assign the tenant to a price book from now on. Prices of the tenant take precedence."""
-        book = validate_body(s.PriceBookAssignmentSerializer, request.data)["book"]
-        do_assign_book(self.find(pk), book)
-        return Response({"book": book})
+        tenant = self.find(pk)
+        do_assign_book(tenant, validate_body(s.PriceBookAssignmentSerializer, request.data)["book"])
+        with self.scope():
+            return self._respond(tenant)
+
+    def _respond(self, tenant: Tenant) -> Response:
+        assigned = PriceBookAssignment.objects.for_tenant(tenant).select_related("book").first()
+        book = assigned.book if assigned else PriceBook(name=PriceBook.LIST)
+        return Response({"book": book.name, "currency": book.currency})
 
 
 def _propose(view: OperatorView, request: Request, proposal: Proposal, fields: dict[str, Any]) -> PriceVersion:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from django.urls import path
+from collections.abc import Iterable, Mapping
+
+from django.urls import URLPattern, path
+from rest_framework.views import APIView
 
 from billing.api import (
     accounting,
@@ -22,22 +25,44 @@ from billing.api import (
     vat_reports,
 )
 
+
+def _make_paths(prefix: str, name: str, views: Mapping[str, type[APIView]]) -> list[URLPattern]:
+    """Return the URLs of views below a prefix, by the rest of the URL. Their names start with `name`."""
+    return [
+        path(f"{prefix}/{rest}", view.as_view(), name=f"{name}-{rest.replace('/', '-')}")
+        for rest, view in views.items()
+    ]
+
+
+def _make_action_paths(prefix: str, name: str, view: type[APIView], actions: Iterable[str]) -> list[URLPattern]:
+    """Return a URL for each action on a row, whose name the view has as `action_name`."""
+    return [
+        path(f"{prefix}/<int:pk>/{action}", view.as_view(action_name=action), name=f"{name}-{action}")
+        for action in actions
+    ]
+
+
 urlpatterns = [
     path("budgets", budgets.Budgets.as_view(), name="api-budgets"),
     path("budgets/<int:pk>", budgets.BudgetDetail.as_view(), name="api-budget"),
-    path("budgets/<int:pk>/alerts", alerts.BudgetAlerts.as_view(), name="api-budget-alerts"),
-    path("budgets/<int:pk>/forecast", alerts.BudgetForecast.as_view(), name="api-budget-forecast"),
+    *_make_paths("budgets/<int:pk>", "api-budget", {"alerts": alerts.BudgetAlerts, "forecast": alerts.BudgetForecast}),
     path("alerts", alerts.Alerts.as_view(), name="api-alerts"),
     path("forecast", alerts.TenantForecast.as_view(), name="api-forecast"),
     path("invoices", invoices.Invoices.as_view(), name="api-invoices"),
     path("invoices/<int:pk>", invoices.InvoiceDetail.as_view(), name="api-invoice"),
-    path("invoices/<int:pk>/pdf", invoices.InvoicePdf.as_view(), name="api-invoice-pdf"),
-    path("invoices/<int:pk>/xml", invoices.InvoiceXml.as_view(), name="api-invoice-xml"),
-    path("invoices/<int:pk>/html", invoices.InvoiceHtml.as_view(), name="api-invoice-html"),
-    path("invoices/<int:pk>/csv", invoices.InvoiceCsv.as_view(), name="api-invoice-csv"),
-    path("invoices/<int:pk>/events", invoices.InvoiceEvents.as_view(), name="api-invoice-events"),
-    path("invoices/<int:pk>/check", invoices.InvoiceCheck.as_view(), name="api-invoice-check"),
-    path("invoices/<int:pk>/pay", money.InvoicePayment.as_view(), name="api-invoice-pay"),
+    *_make_paths(
+        "invoices/<int:pk>",
+        "api-invoice",
+        {
+            "pdf": invoices.InvoicePdf,
+            "xml": invoices.InvoiceXml,
+            "html": invoices.InvoiceHtml,
+            "csv": invoices.InvoiceCsv,
+            "events": invoices.InvoiceEvents,
+            "check": invoices.InvoiceCheck,
+            "pay": money.InvoicePayment,
+        },
+    ),
     path("billing/top-ups", money.TopUps.as_view(), name="api-top-ups"),
     path("billing/statement", receivables.TenantStatement.as_view(), name="api-statement"),
     path("billing/statement/csv", receivables.TenantStatementCsv.as_view(), name="api-statement-csv"),
@@ -60,22 +85,17 @@ urlpatterns = [
     path("operator/provider-exports", costs.ProviderExports.as_view(), name="api-operator-provider-exports"),
     path("operator/entities", operators.Entities.as_view(), name="api-operator-entities"),
     path("operator/entities/<int:pk>", operators.EntityOne.as_view(), name="api-operator-entity"),
-    path("operator/entities/<int:pk>/journal", accounting.EntityJournal.as_view(), name="api-operator-entity-journal"),
-    path("operator/entities/<int:pk>/chart", accounting.EntityChart.as_view(), name="api-operator-entity-chart"),
-    path(
-        "operator/entities/<int:pk>/trial-balance",
-        accounting.EntityTrialBalance.as_view(),
-        name="api-operator-entity-trial-balance",
-    ),
-    path(
-        "operator/entities/<int:pk>/prepaid-credit",
-        accounting.EntityPrepaidCredit.as_view(),
-        name="api-operator-entity-prepaid-credit",
-    ),
-    path("operator/entities/<int:pk>/aging", receivables.EntityAging.as_view(), name="api-operator-entity-aging"),
-    *(
-        path(f"operator/entities/<int:pk>/{name}", view.as_view(), name=f"api-operator-entity-{name}")
-        for name, view in vat_reports.VIEWS.items()
+    *_make_paths(
+        "operator/entities/<int:pk>",
+        "api-operator-entity",
+        {
+            "journal": accounting.EntityJournal,
+            "chart": accounting.EntityChart,
+            "trial-balance": accounting.EntityTrialBalance,
+            "prepaid-credit": accounting.EntityPrepaidCredit,
+            "aging": receivables.EntityAging,
+            **vat_reports.VIEWS,
+        },
     ),
     path("operator/tax-rules", operators.TaxRules.as_view(), name="api-operator-tax-rules"),
     path("operator/exchange-rates", operators.ExchangeRates.as_view(), name="api-operator-exchange-rates"),
@@ -87,117 +107,72 @@ urlpatterns = [
     path("operator/payments/import", bank.PaymentFileImport.as_view(), name="api-operator-payments-import"),
     path("operator/bank-statements", bank.BankStatements.as_view(), name="api-operator-bank-statements"),
     path("operator/bank-entries", bank.BankEntries.as_view(), name="api-operator-bank-entries"),
-    path(
-        "operator/bank-entries/<int:pk>/assign", bank.BankEntryAssign.as_view(), name="api-operator-bank-entry-assign"
-    ),
-    path(
-        "operator/bank-entries/<int:pk>/dismiss",
-        bank.BankEntryDismiss.as_view(),
-        name="api-operator-bank-entry-dismiss",
+    *_make_paths(
+        "operator/bank-entries/<int:pk>",
+        "api-operator-bank-entry",
+        {"assign": bank.BankEntryAssign, "dismiss": bank.BankEntryDismiss},
     ),
     path("operator/payment-events", operators.PaymentEvents.as_view(), name="api-operator-payment-events"),
     path("operator/periods", operators.Periods.as_view(), name="api-operator-periods"),
     path("operator/periods/<int:pk>/close", operators.PeriodClose.as_view(), name="api-operator-period-close"),
-    path("operator/tenants/<int:pk>/invoices", operators.TenantInvoices.as_view(), name="api-operator-tenant-invoices"),
-    path("operator/tenants/<int:pk>/credits", operators.TenantCredits.as_view(), name="api-operator-tenant-credits"),
-    path(
-        "operator/tenants/<int:pk>/commitments",
-        operators.TenantCommitments.as_view(),
-        name="api-operator-tenant-commitments",
+    *_make_paths(
+        "operator/tenants/<int:pk>",
+        "api-operator-tenant",
+        {
+            "invoices": operators.TenantInvoices,
+            "credits": operators.TenantCredits,
+            "commitments": operators.TenantCommitments,
+            "payments": operators.TenantPayments,
+            "statement": receivables.OperatorStatement,
+            "statement/csv": receivables.OperatorStatementCsv,
+            "statement/pdf": receivables.OperatorStatementPdf,
+            "prepaid": operators.TenantPrepaid,
+            "entity": operators.TenantEntity,
+            "one-off-lines": reratings.TenantOneOffLines,
+            "price-terms": price_terms.TenantPriceTerms,
+            "metered-usage": price_terms.TenantMeteredUsage,
+            "price-book": prices.TenantBook,
+        },
     ),
-    path("operator/tenants/<int:pk>/payments", operators.TenantPayments.as_view(), name="api-operator-tenant-payments"),
-    *(
-        path(
-            f"operator/tenants/<int:pk>/statement{ending}", view.as_view(), name=f"api-operator-tenant-statement{name}"
-        )
-        for ending, name, view in (
-            ("", "", receivables.OperatorStatement),
-            ("/csv", "-csv", receivables.OperatorStatementCsv),
-            ("/pdf", "-pdf", receivables.OperatorStatementPdf),
-        )
+    *_make_paths("operator/payments/<int:pk>", "api-operator-payment", {"receipt": receivables.OperatorPaymentReceipt}),
+    *_make_paths(
+        "operator/payment-events/<int:pk>", "api-operator-payment-event", {"dismiss": operators.PaymentEventDismiss}
     ),
-    path(
-        "operator/payments/<int:pk>/receipt",
-        receivables.OperatorPaymentReceipt.as_view(),
-        name="api-operator-payment-receipt",
+    *_make_paths(
+        "operator/invoices/<int:pk>",
+        "api-operator-invoice",
+        {
+            "finalize": operators.InvoiceFinalize,
+            "credit": operators.InvoiceCreditNotes,
+            "debit": reratings.InvoiceDebitNotes,
+        },
     ),
-    path("operator/tenants/<int:pk>/prepaid", operators.TenantPrepaid.as_view(), name="api-operator-tenant-prepaid"),
-    path(
-        "operator/payment-events/<int:pk>/dismiss",
-        operators.PaymentEventDismiss.as_view(),
-        name="api-operator-payment-event-dismiss",
+    *_make_action_paths("operator/invoices", "api-operator-invoice", operators.InvoiceActionView, operators.ACTIONS),
+    *_make_paths("operator/commitments/<int:pk>", "api-operator-commitment", {"end": operators.CommitmentEnd}),
+    *_make_paths(
+        "operator/metered-usage/<int:pk>", "api-operator-metered-usage", {"reverse": price_terms.MeteredUsageReverse}
     ),
-    path("operator/tenants/<int:pk>/entity", operators.TenantEntity.as_view(), name="api-operator-tenant-entity"),
-    path(
-        "operator/invoices/<int:pk>/finalize", operators.InvoiceFinalize.as_view(), name="api-operator-invoice-finalize"
-    ),
-    path(
-        "operator/invoices/<int:pk>/credit", operators.InvoiceCreditNotes.as_view(), name="api-operator-invoice-credit"
-    ),
-    path("operator/invoices/<int:pk>/debit", reratings.InvoiceDebitNotes.as_view(), name="api-operator-invoice-debit"),
-    path(
-        "operator/tenants/<int:pk>/one-off-lines",
-        reratings.TenantOneOffLines.as_view(),
-        name="api-operator-tenant-one-off-lines",
-    ),
-    path(
-        "operator/tenants/<int:pk>/price-terms",
-        price_terms.TenantPriceTerms.as_view(),
-        name="api-operator-tenant-price-terms",
-    ),
-    path(
-        "operator/tenants/<int:pk>/metered-usage",
-        price_terms.TenantMeteredUsage.as_view(),
-        name="api-operator-tenant-metered-usage",
-    ),
-    path("operator/commitments/<int:pk>/end", operators.CommitmentEnd.as_view(), name="api-operator-commitment-end"),
-    path(
-        "operator/metered-usage/<int:pk>/reverse",
-        price_terms.MeteredUsageReverse.as_view(),
-        name="api-operator-metered-usage-reverse",
-    ),
-    path("operator/price-terms/<int:pk>/end", price_terms.PriceTermEnd.as_view(), name="api-operator-price-term-end"),
-    path(
-        "operator/one-off-lines/<int:pk>/end", reratings.OneOffLineEnd.as_view(), name="api-operator-one-off-line-end"
-    ),
+    *_make_paths("operator/price-terms/<int:pk>", "api-operator-price-term", {"end": price_terms.PriceTermEnd}),
     path("operator/one-off-lines/<int:pk>", reratings.OneOffLineOne.as_view(), name="api-operator-one-off-line"),
+    *_make_paths("operator/one-off-lines/<int:pk>", "api-operator-one-off-line", {"end": reratings.OneOffLineEnd}),
     path("operator/reratings", reratings.Reratings.as_view(), name="api-operator-reratings"),
     path("operator/reratings/<int:pk>", reratings.ReratingOne.as_view(), name="api-operator-rerating"),
-    path(
-        "operator/reratings/<int:pk>/preview",
-        reratings.ReratingPreview.as_view(),
-        name="api-operator-rerating-preview",
-    ),
-    *(
-        path(
-            f"operator/reratings/<int:pk>/{action}",
-            reratings.ReratingActionView.as_view(action_name=action),
-            name=f"api-operator-rerating-{action}",
-        )
-        for action in reratings.ACTIONS
-    ),
-    *(
-        path(
-            f"operator/invoices/<int:pk>/{action}",
-            operators.InvoiceActionView.as_view(action_name=action),
-            name=f"api-operator-invoice-{action}",
-        )
-        for action in operators.ACTIONS
-    ),
+    *_make_paths("operator/reratings/<int:pk>", "api-operator-rerating", {"preview": reratings.ReratingPreview}),
+    *_make_action_paths("operator/reratings", "api-operator-rerating", reratings.ReratingActionView, reratings.ACTIONS),
     path("prices", prices.Prices.as_view(), name="api-prices"),
     path("operator/prices", prices.PriceVersions.as_view(), name="api-operator-prices"),
     path("operator/prices/import", prices.PriceImport.as_view(), name="api-operator-prices-import"),
     path("operator/prices/<int:pk>", prices.PriceVersionOne.as_view(), name="api-operator-prices-detail"),
-    path("operator/prices/<int:pk>/preview", prices.PricePreview.as_view(), name="api-operator-prices-preview"),
-    *(
-        path(
-            f"operator/prices/<int:pk>/{action}",
-            prices.PriceVersionActionView.as_view(action_name=action),
-            name=f"api-operator-prices-{action}",
-        )
-        for action in prices.ACTIONS
+    *_make_paths(
+        "operator/prices/<int:pk>",
+        "api-operator-prices",
+        {
+            "preview": prices.PricePreview,
+            "projection": prices.PriceProjection,
+            "publish-as-sole-operator": prices.SoleOperatorPublication,
+        },
     ),
-    path("operator/tenants/<int:pk>/price-book", prices.TenantBook.as_view(), name="api-operator-tenant-price-book"),
+    *_make_action_paths("operator/prices", "api-operator-prices", prices.PriceVersionActionView, prices.ACTIONS),
     path("usage", usage.UsageView.as_view(), name="api-usage"),
     path("usage/events", usage.UsageEventsView.as_view(), name="api-usage-events"),
 ]

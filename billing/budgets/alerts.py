@@ -22,14 +22,17 @@ from billing.currencies.amounts import exact_amount, whole_units
 from billing.models import Budget, BudgetAlert, BudgetPeriod
 from billing.models.budgets import LIMIT_SQL
 from billing.pricing.currencies import currency_of
+from inference_worker.contract.texts import Text
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
+from tenants.notifications.kinds import BUDGET_THRESHOLD
+from tenants.notifications.notifying import Notice, notify
 from tenants.outbox.email_outbox import enqueue_email
 from tenants.webhooks.event_types import BUDGET_THRESHOLD_REACHED, BudgetAlertData
 from tenants.webhooks.outbox import enqueue
 
-ROLES = ("owner", "admin", "billing")
+ROLES = tuple(sorted(BUDGET_THRESHOLD.roles))
 AFTERWARDS = timedelta(hours=1)  # how long a period is checked after its end, because its last requests settle then
 # A hard budget rejects what does not fit, so its usage seldom reaches the limit exactly.
 HARD_IS_FULL_AT = 99
@@ -127,7 +130,10 @@ def _alert(budget_period_id: int, thresholds: Sequence[str], now: datetime) -> i
         new = [row for row, is_new in found if is_new]
         if is_muted:
             return len(new)
-        email = enqueue_email(budget.tenant_id, ROLES, *_mail(new, budget_period)) if new else None
+        email = None
+        if new:
+            email = enqueue_email(budget.tenant_id, ROLES, *_mail(new, budget_period), kind=BUDGET_THRESHOLD)
+            notify(BUDGET_THRESHOLD, budget.tenant_id, _notice(new[-1]), has_own_email=True)
         for row in new:
             event_key, data = f"budget:{budget_period.pk}:{row.threshold}", _event_data(row, budget_period, expected)
             row.event = enqueue(budget.tenant_id, BUDGET_THRESHOLD_REACHED, event_key, data)
@@ -151,6 +157,17 @@ def _event_data(alert: BudgetAlert, budget_period: BudgetPeriod, expected: Forec
         percent=alert.used * 100 // alert.limit,
         forecast={"point": expected.point, "low": expected.low, "high": expected.high} if expected else None,
     )
+
+
+def _notice(alert: BudgetAlert) -> Notice:
+    """Return the notification of an alert."""
+    name = alert.budget.name
+    if alert.threshold == BudgetAlert.FORECAST:
+        text = Text("Budget %(name)s is forecast to be exceeded", name=name)
+    else:
+        used = f"{alert.used * 100 // alert.limit}%"
+        text = Text("%(used)s of the budget %(name)s is used", used=used, name=name)
+    return Notice(f"{alert.budget_period_id}:{alert.threshold}", text, f"budgets/{alert.budget_id}/")
 
 
 def _mail(alerts: Sequence[BudgetAlert], budget_period: BudgetPeriod) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Webhook events about invoices, emitted in the transaction that changes them."""
+"""Webhook events and notifications about invoices, written in the transaction that changes them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,25 @@ from typing import Any
 from django.db.models import Max
 
 from billing.models import Invoice, LedgerEntry, Payment
+from inference_worker.contract.texts import Text
+from tenants.currencies import dollars
+from tenants.notifications.kinds import INVOICE_ISSUED, INVOICE_PAST_DUE
+from tenants.notifications.notifying import Notice, notify
 from tenants.webhooks import event_types
 from tenants.webhooks.outbox import enqueue
 
 
 def emit_finalized(invoice: Invoice) -> None:
-    """Emit the event of an issued invoice or credit note."""
+    """Emit the event of an issued invoice or credit note, and notify of it."""
     event_type = event_types.CREDIT_NOTE_FINALIZED if invoice.is_credit_note else event_types.INVOICE_FINALIZED
     data = event_types.InvoiceData(**_describe_fields(invoice))
     enqueue(invoice.tenant_id, event_type, f"invoice:{invoice.pk}:finalized", data)
+    values = {"number": invoice.number, "total": dollars(invoice.total, invoice.currency)}
+    if invoice.is_credit_note:
+        text = Text("Credit note %(number)s was issued: %(total)s", **values)
+    else:
+        text = Text("Invoice %(number)s was issued: %(total)s", **values)
+    notify(INVOICE_ISSUED, invoice.tenant_id, Notice(str(invoice.pk), text, f"invoices/{invoice.pk}"))
 
 
 def emit_paid(invoice: Invoice) -> None:
@@ -27,9 +37,12 @@ def emit_paid(invoice: Invoice) -> None:
 
 
 def emit_past_due(invoice: Invoice, number: int, owed_cents: int) -> None:
-    """Emit the event of the `number`th reminder."""
+    """Emit the event of the `number`th reminder, and notify of it."""
     data = event_types.PastDueInvoiceData(**_describe_fields(invoice), owed_cents=owed_cents, reminder=number)
     enqueue(invoice.tenant_id, event_types.INVOICE_PAST_DUE, f"invoice:{invoice.pk}:past_due:{number}", data)
+    owed = dollars(owed_cents, invoice.currency)
+    text = Text("Invoice %(number)s is past due: %(owed)s outstanding", number=invoice.number, owed=owed)
+    notify(INVOICE_PAST_DUE, invoice.tenant_id, Notice(f"{invoice.pk}:{number}", text, f"invoices/{invoice.pk}"))
 
 
 def emit_voided(invoice: Invoice, cancelled_by: str) -> None:

@@ -37,7 +37,7 @@ class Commitment(ProratedCharge):
     AUDITED: ClassVar = ("name", "fee", "included_nano", "priority", "first_month", "last_month", "starts_on")
 
     tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT)
-    name = models.CharField(max_length=100)
+    name = models.CharField(max_length=100, validators=[check_line], help_text="printed on invoices")
     fee = models.BigIntegerField(help_text="cents per month")
     included_nano = models.BigIntegerField(help_text="included usage per month, in nano-USD")
     priority = models.SmallIntegerField(default=50)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import ClassVar
 
 from django.contrib.postgres.fields import ArrayField
@@ -67,6 +68,17 @@ def check_bic(code: str) -> None:
 
     if not bic.is_valid(code) or code != bic.compact(code):
         raise ValidationError(_lazy("Use a valid BIC of 8 or 11 characters, for example SOGEDEFF."), code="bic")
+
+
+def _optional_text(max_length: int, check: Callable[[str], None], help_text: str) -> models.CharField[str, str]:
+    return models.CharField(
+        max_length=max_length,
+        blank=True,
+        db_default="",
+        default="",
+        validators=[check],
+        help_text=help_text,
+    )
 
 
 def _email_text(subject: str) -> models.TextField[str, str]:
@@ -135,22 +147,8 @@ class BillingEntity(Party):
     slug = models.SlugField(max_length=50, unique=True)
     registration = models.CharField(max_length=50, blank=True, validators=[check_line])
     email = models.EmailField(blank=True)
-    contact_name = models.CharField(
-        max_length=100,
-        blank=True,
-        db_default="",
-        default="",
-        validators=[check_line],
-        help_text="of the seller, for XRechnung",
-    )
-    contact_phone = models.CharField(
-        max_length=50,
-        blank=True,
-        db_default="",
-        default="",
-        validators=[check_phone],
-        help_text="of the seller, for XRechnung",
-    )
+    contact_name = _optional_text(100, check_line, "of the seller, for XRechnung")
+    contact_phone = _optional_text(50, check_phone, "of the seller, for XRechnung")
     time_zone = models.CharField(max_length=64, default="UTC")
     invoice_prefix = models.CharField(max_length=16, default="INV")
     credit_note_prefix = models.CharField(max_length=16, default="CN")
@@ -217,13 +215,8 @@ class BillingProfile(Party):
     entity = models.ForeignKey(BillingEntity, on_delete=models.PROTECT)
     emails = ArrayField(models.EmailField(), default=list, blank=True)
     po_number = models.CharField(max_length=100, blank=True, validators=[check_line])
-    buyer_reference = models.CharField(
-        max_length=100,
-        blank=True,
-        db_default="",
-        default="",
-        validators=[check_line],
-        help_text="BT-10 of EN 16931, such as a Leitweg-ID; with it, the XML is an XRechnung",
+    buyer_reference = _optional_text(
+        100, check_line, "BT-10 of EN 16931, such as a Leitweg-ID; with it, the XML is an XRechnung"
     )
     currency = models.CharField(
         max_length=3, default="USD", validators=[check_currency], help_text="shown in addition to USD"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import ClassVar
 
 from django.db import models
@@ -20,6 +21,8 @@ from billing.rates.pricing import (
 )
 from tenants.isolation.scopes import TenantManager
 from tenants.models import Tenant, User
+
+SOLE_OPERATOR_DELAY = timedelta(hours=1)  # time before prices of the sole operator take effect
 
 
 class PriceBook(models.Model):
@@ -56,16 +59,20 @@ class PriceBookAssignment(models.Model):
 class PriceVersion(models.Model):
     """A set of prices of models and tiers, for a price book or for one tenant.
 
-    It is a draft until a second user publishes it. A published version never changes. `billing.rates.price_book`
-    reads `body`.
+    It is a draft until a second user publishes it. A published version never changes. The sole operator may publish
+    a draft of their own: it is then scheduled and has no prices yet. A cancelled one never gets any.
+    `billing.rates.price_book` reads `body`.
     """
 
     class State(models.TextChoices):
         DRAFT = "draft"
+        SCHEDULED = "scheduled"
         PUBLISHED = "published"
         DISCARDED = "discarded"
+        CANCELLED = "cancelled"
 
-    AUDITED: ClassVar = ("book_id", "tenant_id", "number", "state", "note", "effective_from")
+    AUDITED: ClassVar = ("book_id", "tenant_id", "number", "state", "note", "effective_from", "by_sole_operator")
+    SOLE_OPERATOR_DELAY: ClassVar = SOLE_OPERATOR_DELAY
 
     book = models.ForeignKey(PriceBook, on_delete=models.PROTECT)
     tenant_id = models.BigIntegerField(null=True)  # None: the book's own; no foreign key: prices outlive tenants
@@ -78,18 +85,38 @@ class PriceVersion(models.Model):
     created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
     decided_at = models.DateTimeField(null=True)
     decided_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
+    by_sole_operator = models.BooleanField(
+        default=False, db_default=False, help_text="whether the author published it, without a second operator"
+    )
+    cancelled_at = models.DateTimeField(null=True)
+    cancelled_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
 
     class Meta:
         ordering: ClassVar = ["-id"]
+        indexes: ClassVar = [
+            models.Index(fields=["effective_from"], name="price_version_scheduled", condition=Q(state="scheduled"))
+        ]
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["book", "number"], name="price_version_once"),
             models.CheckConstraint(
                 name="price_version_published",
-                condition=~Q(state="published") | Q(number__isnull=False, effective_from__isnull=False),
+                condition=~Q(state__in=["published", "scheduled"])
+                | Q(number__isnull=False, effective_from__isnull=False),
             ),
             models.CheckConstraint(
                 name="price_version_second_person",
-                condition=~Q(state="published") | Q(decided_by__isnull=True) | ~Q(decided_by=F("created_by")),
+                condition=~Q(state="published")
+                | Q(decided_by__isnull=True)
+                | ~Q(decided_by=F("created_by"))
+                | Q(by_sole_operator=True),
+            ),
+            models.CheckConstraint(
+                name="price_version_sole_operator",
+                condition=Q(by_sole_operator=False, cancelled_at__isnull=True)
+                & ~Q(state__in=["scheduled", "cancelled"])
+                | Q(by_sole_operator=True, state__in=["scheduled", "published"], cancelled_at__isnull=True)
+                & Q(effective_from__gte=F("decided_at") + SOLE_OPERATOR_DELAY)
+                | Q(by_sole_operator=True, state="cancelled", cancelled_at__isnull=False),
             ),
         ]
 

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
+import structlog
 from django.db import IntegrityError, connection, transaction
 from django.db.models import Max
 
@@ -37,10 +38,14 @@ from billing.rates.pricing import RateCard, Tier
 from inference_worker.contract.texts import Text, text_of
 from tenants import audit
 from tenants.actions.common import ActionRefused, Conflict, check
+from tenants.actions.sole_operators import require_sole_operator
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant, User
+from tenants.notifications.kinds import PRICE_DRAFT
+from tenants.notifications.notifying import Notice, drop_notifications, notify
 
+log = structlog.get_logger(__name__)
 _LOCK = 0x70726963  # an arbitrary advisory lock, used only here
 _BATCH = 1000
 _END = """
@@ -86,6 +91,7 @@ def do_propose_prices(
         audit.record(
             "price_version.created", version, tenant_id=version.tenant_id, after=audit.serialize_for_audit(version)
         )
+        _notify_waiting(version)
     return version
 
 
@@ -113,13 +119,9 @@ def do_revise_prices(
         locked.body, locked.effective_from, locked.note, locked.created_by = body, effective_from, note, by
         check(locked)
         locked.save()
-        audit.record(
-            "price_version.updated",
-            locked,
-            tenant_id=locked.tenant_id,
-            before=before,
-            after=audit.serialize_for_audit(locked),
-        )
+        _record("price_version.updated", locked, before)
+        drop_notifications(PRICE_DRAFT, None, _link_to(locked))
+        _notify_waiting(locked)
     return locked
 
 
@@ -161,7 +163,7 @@ def do_publish_prices(version: PriceVersion, *, by: User | None, over_billed_usa
         over_billed_usage: publish prices that start before usage that has a price. That usage keeps its price.
 
     Raises:
-        Conflict: it is no draft any more, its moment has passed, or a later version is in its way.
+        Conflict: it is no draft any more, its moment has passed, or a later or scheduled version is in its way.
         ActionRefused: its author wants to publish it, or it starts before billed usage and that is not confirmed.
     """
     with _changing() as now:
@@ -171,6 +173,7 @@ def do_publish_prices(version: PriceVersion, *, by: User | None, over_billed_usa
         at = locked.effective_from or now
         if at < now and by is not None:
             raise Conflict(Text("The effective date of these prices has passed. Create a new draft with a later date."))
+        _require_nothing_scheduled(locked)
         if not over_billed_usage and at < now and _is_used_since(locked, at):
             raise ActionRefused(
                 Text(
@@ -183,14 +186,124 @@ def do_publish_prices(version: PriceVersion, *, by: User | None, over_billed_usa
         locked.state, locked.decided_at, locked.decided_by = PriceVersion.State.PUBLISHED, now, by
         locked.save()
         _set_prices(locked, at)
-        audit.record(
-            "price_version.published",
-            locked,
-            tenant_id=locked.tenant_id,
-            before=before,
-            after=audit.serialize_for_audit(locked),
-        )
+        _record("price_version.published", locked, before)
+        drop_notifications(PRICE_DRAFT, None, _link_to(locked))
     return locked
+
+
+def _notify_waiting(version: PriceVersion) -> None:
+    """Notify the operators of a draft. Its author, who cannot publish it, does not see the notification."""
+    author = audit.PLATFORM.name if version.created_by is None else version.created_by.email
+    text = Text(
+        "Draft price version %(version)s by %(author)s waits for approval", version=str(version.pk), author=author
+    )
+    notify(PRICE_DRAFT, None, Notice(str(version.pk), text, _link_to(version)), actor_id=version.created_by_id)
+
+
+def _link_to(version: PriceVersion) -> str:
+    return f"prices/{version.pk}/"
+
+
+def do_publish_as_sole_operator(version: PriceVersion, *, by: User) -> PriceVersion:
+    """Schedule the sole operator's own draft. It has no prices until it takes effect, an hour later or at its own time.
+
+    The caller has checked the password of `by`, and the second factor if there is one.
+
+    Raises:
+        Conflict: it is no draft any more, its moment has passed, another version is in its way, or `by` is not the sole
+            operator.
+        ActionRefused: `by` is not its author.
+    """
+    with _changing() as now:
+        locked = _draft(version)
+        if by.pk != locked.created_by_id:
+            raise ActionRefused(Text("You did not write this draft. Publish it as its second operator."))
+        require_sole_operator(by)
+        if locked.effective_from is not None and locked.effective_from < now:
+            raise Conflict(Text("The effective date of these prices has passed. Create a new draft with a later date."))
+        at = max(locked.effective_from or now, now + PriceVersion.SOLE_OPERATOR_DELAY)
+        _require_nothing_scheduled(locked)
+        with transaction.atomic():  # a later version in its way would also be there when it takes effect
+            _set_prices(locked, at)
+            transaction.set_rollback(True)
+        before = audit.serialize_for_audit(locked)
+        locked.effective_from, locked.number, locked.by_sole_operator = at, _next_number(locked.book), True
+        locked.state, locked.decided_at, locked.decided_by = PriceVersion.State.SCHEDULED, now, by
+        locked.save()
+        _record("price_version.scheduled", locked, before)
+        drop_notifications(PRICE_DRAFT, None, _link_to(locked))
+    return locked
+
+
+def do_cancel_prices(version: PriceVersion, *, by: User | None) -> PriceVersion:
+    """Cancel a scheduled version before it takes effect. Any operator may do this.
+
+    Raises:
+        Conflict: it is not scheduled, or has taken effect.
+    """
+    with _changing() as now:
+        locked = _lock(version)
+        if locked.state != PriceVersion.State.SCHEDULED:
+            raise Conflict(
+                Text("Only scheduled prices can be cancelled. These prices are %(state)s.", state=locked.state)
+            )
+        before = audit.serialize_for_audit(locked)
+        locked.state, locked.cancelled_at, locked.cancelled_by = PriceVersion.State.CANCELLED, now, by
+        locked.save()
+        _record("price_version.cancelled", locked, before)
+    return locked
+
+
+def do_start_scheduled_prices() -> list[PriceVersion]:
+    """Give effect to the scheduled versions whose time has come, and return them. Their prices start now, not earlier.
+
+    Requests that were admitted since their time have the earlier prices. A conflict of one version stops no other one.
+    """
+    with all_tenants_scope(BypassReason.PRICES):
+        due = PriceVersion.objects.filter(state=PriceVersion.State.SCHEDULED, effective_from__lte=_read_clock())
+        waiting = list(due.order_by("effective_from", "pk"))
+    started = []
+    for version in waiting:
+        try:
+            with _changing() as now:
+                locked = _lock(version)
+                if locked.state != PriceVersion.State.SCHEDULED:
+                    continue  # cancelled or started meanwhile
+                before = audit.serialize_for_audit(locked)
+                locked.state, locked.effective_from = PriceVersion.State.PUBLISHED, now
+                locked.save()
+                _set_prices(locked, now)
+                _record("price_version.published", locked, before)
+            started.append(locked)
+        except Conflict as exc:
+            log.error("scheduled_prices_failed", version=version.pk, error=str(exc))
+    return started
+
+
+def _find_scheduled_model_tiers(version: PriceVersion) -> set[ModelTier]:
+    """Return the models and tiers of other scheduled versions with the same owner. Call with the lock of prices."""
+    rows = PriceVersion.objects.filter(
+        state=PriceVersion.State.SCHEDULED, book_id=version.book_id, tenant_id=version.tenant_id
+    )
+    return {model_tier for row in rows.exclude(pk=version.pk) for model_tier in parse(row.body).model_tiers}
+
+
+def _require_nothing_scheduled(version: PriceVersion) -> None:
+    """Check that no scheduled version sets the same prices, since it would replace these when it takes effect.
+
+    Raises:
+        Conflict: one does.
+    """
+    both = parse(version.body).model_tiers & _find_scheduled_model_tiers(version)
+    if both:
+        model, tier = min(both)
+        raise Conflict(
+            Text(
+                "Scheduled prices of %(model)s (%(tier)s) have not taken effect. Wait for them, or cancel them first.",
+                model=model,
+                tier=tier,
+            )
+        )
 
 
 def _is_used_since(version: PriceVersion, at: datetime) -> bool:
@@ -213,20 +326,16 @@ def do_discard_prices(version: PriceVersion, *, by: User | None) -> PriceVersion
         before = audit.serialize_for_audit(locked)
         locked.state, locked.decided_at, locked.decided_by = PriceVersion.State.DISCARDED, now, by
         locked.save()
-        audit.record(
-            "price_version.discarded",
-            locked,
-            tenant_id=locked.tenant_id,
-            before=before,
-            after=audit.serialize_for_audit(locked),
-        )
+        _record("price_version.discarded", locked, before)
+        drop_notifications(PRICE_DRAFT, None, _link_to(locked))
     return locked
 
 
 def do_price_unpriced(proposal: Proposal, note: str) -> list[ModelTier]:
     """Publish list prices for models and tiers that never had any, and return these models and tiers."""
     with _changing():
-        priced = set(_model_tiers(_book(PriceBook.LIST)))
+        book = _book(PriceBook.LIST)
+        priced = {*_model_tiers(book), *_find_scheduled_model_tiers(PriceVersion(book=book))}
         prices = tuple(price for price in proposal.prices if price.model_tier not in priced)
         if prices:
             do_publish_prices(do_propose_prices(Proposal(prices), note=note), by=None)
@@ -277,14 +386,15 @@ def _require_nothing_billed(tenant: Tenant, currency: str) -> None:
                 currency=currency,
             )
         )
-    drafts = PriceVersion.objects.filter(tenant_id=tenant.pk, state=PriceVersion.State.DRAFT)
+    waiting = (PriceVersion.State.DRAFT, PriceVersion.State.SCHEDULED)
+    drafts = PriceVersion.objects.filter(tenant_id=tenant.pk, state__in=waiting)
     pending = TopUp.objects.for_tenant(tenant).filter(state=TopUp.State.PENDING)
     automatic = BillingProfile.objects.for_tenant(tenant).filter(top_up_cents__isnull=False)
     if drafts.exists() or pending.exists() or automatic.exists():
         raise Conflict(
             Text(
-                "The tenant has draft prices, a pending top-up or automatic top-ups in %(currency)s. Discard the"
-                " draft, wait for the top-up or turn automatic top-ups off first.",
+                "The tenant has draft or scheduled prices, a pending top-up or automatic top-ups in %(currency)s."
+                " Discard or cancel the prices, wait for the top-up or turn automatic top-ups off first.",
                 currency=currency,
             )
         )
@@ -311,8 +421,15 @@ def _changing() -> Iterator[datetime]:
     """Open a transaction that changes prices exclusively, and yield the database's time."""
     with all_tenants_scope(BypassReason.PRICES), connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
+        yield _read_clock()
+
+
+def _read_clock() -> datetime:
+    """Return the database's time."""
+    with connection.cursor() as cursor:
         cursor.execute("SELECT clock_timestamp()")
-        yield cursor.fetchone()[0]
+        now: datetime = cursor.fetchone()[0]
+    return now
 
 
 def _book(name: str, currency: str = "") -> PriceBook:
@@ -330,8 +447,16 @@ def _book(name: str, currency: str = "") -> PriceBook:
     return book or PriceBook.objects.create(name=name, currency=wanted)
 
 
+def _lock(version: PriceVersion) -> PriceVersion:
+    return PriceVersion.objects.select_for_update(of=("self",)).select_related("book").get(pk=version.pk)
+
+
+def _record(action: str, version: PriceVersion, before: dict[str, Any]) -> None:
+    audit.record(action, version, tenant_id=version.tenant_id, before=before, after=audit.serialize_for_audit(version))
+
+
 def _draft(version: PriceVersion) -> PriceVersion:
-    locked = PriceVersion.objects.select_for_update(of=("self",)).select_related("book").get(pk=version.pk)
+    locked = _lock(version)
     if locked.state != PriceVersion.State.DRAFT:
         raise Conflict(Text("These prices are already %(state)s.", state=locked.state))
     return locked

@@ -21,6 +21,11 @@ def compact(vat_id: str) -> str:
     return _SEPARATORS.sub("", vat_id).upper()
 
 
+def prefix_of(country: str) -> str:
+    """Return the letters with which VAT IDs of an EU country start."""
+    return _PREFIXES.get(country, country)
+
+
 def is_valid(country: str, vat_id: str) -> bool:
     """Return whether the VAT ID has the format and the check digits of the country.
 
@@ -31,7 +36,7 @@ def is_valid(country: str, vat_id: str) -> bool:
     """
     number = compact(vat_id)
     if country in EU_COUNTRIES:
-        return number.startswith(_PREFIXES.get(country, country)) and eu_vat.is_valid(number)
+        return number.startswith(prefix_of(country)) and eu_vat.is_valid(number)
     if country == "GB" and number.startswith(_NORTHERN_IRELAND):
         number = number.removeprefix(_NORTHERN_IRELAND)
     module = get_cc_module(country.lower(), "vat")

@@ -20,6 +20,7 @@ from billing.currencies.iso_codes import EU_COUNTRIES
 from billing.models import CHARGES, Account, BillingEntity, Invoice, LedgerEntry, LedgerTransaction, TaxCategory
 from billing.pricing.currencies import CrossRate
 from billing.taxes import vat_ids
+from billing.taxes.eu_buyers import find_eu_buyer
 from tenants import csv_tables
 
 PERIOD = r"^20\d\d-(0[1-9]|1[0-2]|Q[1-4])\Z"
@@ -117,7 +118,7 @@ def ec_sales_list(entity: BillingEntity, period: str) -> list[EcSalesRow]:
         for item in _taxed_amounts(entity, period)
         if _tax_of(item)["category"] == TaxCategory.REVERSE_CHARGE
         and item.document.seller["country"] in EU_COUNTRIES
-        and _is_in_other_eu_country(item)
+        and find_eu_buyer(item.document) is not None
     ]
     names = {_compact_vat_id(item): item.document.buyer["name"] for item in found}
     return [
@@ -134,8 +135,8 @@ def oss_report(entity: BillingEntity, period: str) -> list[OssRow]:
         item
         for item in _taxed_amounts(entity, period)
         if _tax_of(item)["category"] == TaxCategory.STANDARD
-        and _is_in_other_eu_country(item)
-        and not _is_business(item)
+        and (buyer := find_eu_buyer(item.document)) is not None
+        and not buyer.vat_id
     ]
     quarter = _quarter_of(_range_of(entity, period)[0])
 
@@ -243,16 +244,6 @@ def _tax_of(item: TaxedAmount) -> dict[str, Any]:
 
 def _compact_vat_id(item: TaxedAmount) -> str:
     return vat_ids.compact(item.document.buyer["vat_id"])
-
-
-def _is_in_other_eu_country(item: TaxedAmount) -> bool:
-    country = _find_billed(item).buyer["country"]
-    return country in EU_COUNTRIES and country != item.document.seller["country"]
-
-
-def _is_business(item: TaxedAmount) -> bool:
-    buyer = _find_billed(item).buyer
-    return bool(buyer["vat_id"]) and vat_ids.is_valid(buyer["country"], buyer["vat_id"])
 
 
 def _group(items: Iterable[TaxedAmount], key_of: Callable[[TaxedAmount], _Key]) -> list[tuple[_Key, _Sums]]:

@@ -7,11 +7,9 @@ new cookie.
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from http import HTTPStatus
 from typing import Any, Literal, cast
 
@@ -22,20 +20,14 @@ from django.http import HttpRequest, HttpResponseBase
 from django.utils.crypto import constant_time_compare, salted_hmac
 from django.utils.translation import gettext as _
 
-from inference_worker.contract import valkey
-from tenants.login_throttle import Attempt, Throttle, Throttled
+from tenants.login_throttle import Attempt, Throttled
 from tenants.models import User
+from tenants.password_checks import session_device, throttle
 
 COOKIE = "device"  # followed by the user's ID, because several users can share a browser
 COOKIE_SECONDS = 400 * 24 * 3600  # the maximum of browsers
 _SALT = "frontend.accounts.throttling.device"
 _WAIT, _REMEMBER = "_throttle_wait", "_throttle_remember"
-
-
-@cache
-def throttle() -> Throttle:
-    """Return the throttle of this process."""
-    return Throttle(valkey.connect(settings.MILLRACE.valkey_url, valkey.LOGINS))
 
 
 @contextmanager
@@ -70,7 +62,7 @@ def device_of(request: HttpRequest, email: str) -> str:
     if found := _read_device_id(request, user):
         return found
     if request.user.is_authenticated and request.user.pk == user.pk:
-        return hashlib.sha256(f"session {request.session.session_key}".encode()).hexdigest()
+        return session_device(request)
     return ""
 
 

@@ -119,6 +119,7 @@ _VERBS = {
     "reverted": _lazy("reverted"),
     "revoked": _lazy("revoked"),
     "rotated": _lazy("rotated"),
+    "scheduled": _lazy("scheduled"),
     "second_factor_removed": _lazy("second factor removed"),
     "secret_rotated": _lazy("secret rotated"),
     "sessions_ended": _lazy("sessions ended"),

@@ -10,18 +10,18 @@ from typing import Any
 from django import forms
 from django.utils.translation import gettext as _
 
+from frontend.core.plain_text_field import PLAIN_TEXT, PlainTextField
+
 
 class Confirm(forms.Form):
     """A form that is valid only if `name` was typed."""
 
-    typed = forms.CharField(
-        max_length=254, widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false"})
-    )
+    typed = PlainTextField(max_length=254)
 
     def __init__(self, name: str, data: Any = None) -> None:
         super().__init__(data)
         self._name = name
-        self.fields["typed"].widget.attrs |= {"autocomplete": "off", "spellcheck": "false"}
+        self.fields["typed"].widget.attrs |= PLAIN_TEXT
         self.fields["typed"].label = _("Type %(name)s to confirm") % {"name": name}
 
     def clean_typed(self) -> str:

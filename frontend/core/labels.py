@@ -83,6 +83,7 @@ _CHOICES = {
     "Ready": _lazy("Ready"),
     "Refused": _lazy("Refused"),
     "Running": _lazy("Running"),
+    "Scheduled": _lazy("Scheduled"),
     "Sent": _lazy("Sent"),
     "Stopped": _lazy("Stopped"),
     "Stopped automatically: a guardrail was crossed": _lazy("Stopped automatically: a guardrail was crossed"),

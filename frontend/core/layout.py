@@ -10,6 +10,7 @@ from django.urls import reverse
 from django.utils.translation import gettext as _
 
 from frontend.core import timezones
+from frontend.core.bell import Bell, bell_of
 from frontend.core.impersonation import ImpersonationSession, impersonation_of
 from frontend.core.labels import choice_label
 from frontend.core.navigation import Link, Section, sections
@@ -46,6 +47,7 @@ class Layout:
     theme: str
     has_letters: bool  # keyboard shortcuts `g` + letter and `/`
     impersonation: ImpersonationSession | None  # the active impersonation
+    bell: Bell | None  # None on a page without a tenant
 
 
 def signed_in_user(request: HttpRequest) -> User:
@@ -76,6 +78,7 @@ def layout_for(ctx: PageContext, title: str, breadcrumbs: tuple[Breadcrumb, ...]
             breadcrumbs=(Breadcrumb(_("Operator"), reverse("home")), *breadcrumbs, Breadcrumb(title)),
             palette=reverse("operator-search"),
             shortcuts=reverse("operator-shortcuts"),
+            bell=bell_of(ctx),
         )
     tenant, role = ctx.access.tenant, ctx.access.role
     others = (
@@ -94,6 +97,7 @@ def layout_for(ctx: PageContext, title: str, breadcrumbs: tuple[Breadcrumb, ...]
         more=(_all_tenants(ctx.user),) if ctx.others or ctx.user.is_staff else (),
         palette=ctx.url("search"),
         shortcuts=ctx.url("shortcuts"),
+        bell=bell_of(ctx),
     )
 
 
@@ -133,6 +137,7 @@ def _layout(
     more: tuple[Link, ...] = (),
     palette: str | None = None,
     shortcuts: str | None = None,
+    bell: Bell | None = None,
 ) -> Layout:
     theme = request.COOKIES.get("theme", "")
     return Layout(
@@ -153,4 +158,5 @@ def _layout(
         theme=theme if theme in ("light", "dark") else "system",
         has_letters=request.COOKIES.get("letters") != "off",
         impersonation=impersonation_of(request),
+        bell=bell,
     )

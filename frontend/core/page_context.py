@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, tzinfo
 from functools import partial, wraps
@@ -34,6 +34,7 @@ from tenants.authentication import Access, accesses
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, is_visible, tenant_scope
 from tenants.models import Tenant, User
+from tenants.notifications.reading import count_unread, viewer_of
 from tenants.permissions import STEP_UP, Permission
 from tenants.reauthentication import reauthentication_route, recently_authenticated
 from tenants.request_costs import SIMPLE_COST, with_cost
@@ -42,6 +43,7 @@ from tenants.site_urls import site_url_in_header
 T = TypeVar("T")
 M = TypeVar("M", bound=Model)
 _CONTEXT = "millrace_page_context"  # the attribute of a request
+_UNREAD = "unread_notifications"  # the key of `PageContext.known`
 READ = ("GET", "HEAD")
 FORM = (*READ, "POST")
 
@@ -84,8 +86,27 @@ class PageContext:
         return permission is None or self.access is None or permission in self.access.permissions
 
     def scope(self) -> AbstractContextManager[None]:
-        """Open a transaction that sees the tenant's rows; on operator pages, the rows of all tenants."""
-        return all_tenants_scope(BypassReason.OPERATOR) if self.access is None else tenant_scope(self.access.tenant)
+        """Open a transaction that sees the tenant's rows; on operator pages, the rows of all tenants.
+
+        The first one of a complete operator page also counts the unread notifications of the layout.
+        """
+        return self._operator_scope() if self.access is None else tenant_scope(self.access.tenant)
+
+    @contextmanager
+    def _operator_scope(self) -> Iterator[None]:
+        with all_tenants_scope(BypassReason.OPERATOR):
+            if not self.is_fragment:
+                self.once(_UNREAD, lambda: count_unread(viewer_of(self.user, None)))
+            yield
+
+    def count_unread(self) -> int:
+        """Return the number of the user's unread notifications, of the tenant or of operators."""
+        if self.access is not None:
+            return self.access.unread
+        if _UNREAD not in self.known and not self.is_fragment:
+            with self.scope():
+                pass
+        return int(self.known.get(_UNREAD, 0))
 
     def once(self, key: Hashable, find: Callable[[], T]) -> T:
         """Return the result of `find`, which is called once for all panels of this page."""
@@ -162,7 +183,8 @@ def tenant_page(
         @wraps(view)
         def handle(request: HttpRequest, slug: str, **arguments: Any) -> HttpResponseBase:
             def enter(user: User) -> PageContext:
-                accessible = accesses(user, slug) if user.is_staff else accesses(user)
+                counted = "" if is_part_of_page(request) else slug
+                accessible = accesses(user, slug) if user.is_staff else accesses(user, counted_slug=counted)
                 found = [access for access in accessible if access.tenant.slug == slug]
                 if not found:
                     raise Http404

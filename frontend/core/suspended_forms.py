@@ -22,10 +22,11 @@ _CONFIRMED_SECONDS = 60  # from the re-authentication to the redirected request
 
 
 def suspend_form(request: HttpRequest, page: str) -> HttpResponseRedirect:
-    """Store the submitted form, and redirect to the page of the re-authentication."""
-    url = request.get_full_path()
+    """Store the submitted form without its password, and redirect to the page of the re-authentication."""
+    url, form = request.get_full_path(), request.POST.copy()
+    form.pop("password", None)  # the form asks for it again
     request.session[_ALLAUTH] = {
-        "state": {"url": url, "form": request.POST.urlencode()},
+        "state": {"url": url, "form": form.urlencode()},
         "callback": f"{__name__}.{confirm_form.__name__}",
     }
     return HttpResponseRedirect(f"{page}?{urlencode({'next': url})}")

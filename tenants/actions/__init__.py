@@ -31,6 +31,7 @@ from tenants.actions.members import (
     do_revoke_invitation,
     do_set_alert_emails,
 )
+from tenants.actions.notifications import do_set_notification_channels
 from tenants.actions.policy_drafts import do_discard_policy_draft, do_publish_policy_draft, do_save_policy_draft
 from tenants.actions.rules import (
     do_publish_policy,

@@ -16,6 +16,7 @@ from tenants.actions.common import Conflict, FieldRefused, insert, locked_tenant
 from tenants.keys.key_snapshots import rebuild_key_snapshots
 from tenants.models import ChangeEventRow, Experiment, Tenant, User
 from tenants.models.experiments import MAX_DAYS
+from tenants.notifications.events import notify_stopped
 from tenants.routing_policies.experiments import MAX_ARMS, ExperimentArm
 from tenants.routing_policies.target_checks import TargetChecks
 
@@ -111,6 +112,7 @@ def do_stop_experiment(
         row.stop_reason, row.stop_metric = reason, metric
         row.save(update_fields=["state", "stopped_at", "stop_reason", "stop_metric"])
         _record(tenant, "experiment.stopped", row, before)
+        notify_stopped(row)
     return row
 
 

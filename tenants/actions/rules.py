@@ -12,6 +12,7 @@ from tenants import audit
 from tenants.actions.common import ActionRefused, Conflict, VersionConflict, check, locked_tenant, refuse_problems
 from tenants.keys.key_snapshots import rebuild_key_snapshots
 from tenants.models import LIMITS, ApiKey, ChangeEventRow, LimitSet, Project, RoutingPolicy, Tenant, User
+from tenants.notifications.events import notify_published
 from tenants.routing_policies import policy
 from tenants.routing_policies.target_checks import TargetChecks
 
@@ -170,6 +171,7 @@ def publish_version(
     row.save(force_insert=True)
     audit.record(action, row, tenant_id=tenant.pk, after=audit.serialize_for_audit(row))
     rebuild_key_snapshots(tenant, ChangeEventRow.ChangeType.POLICY)
+    notify_published(row)
     return row
 
 

@@ -29,6 +29,9 @@ from tenants.models import (
     Invitation,
     LimitSet,
     Membership,
+    Notification,
+    NotificationChannel,
+    NotificationRead,
     OutboxEmail,
     Project,
     RoutingPolicy,
@@ -157,6 +160,7 @@ def do_purge_tenant(tenant: Tenant, *, now: datetime | None = None) -> bool:
         for message_model in (
             *(WebhookEndpoint, WebhookEvent, OutboxEmail, IdempotentResponse),
             *(UpstreamCredential, Experiment, SavedView, TenantJob),
+            *(NotificationRead, Notification, NotificationChannel),
         ):
             message_model.objects.for_tenant(locked).delete()
         locked.status, locked.purge_after = Tenant.Status.PURGED, None

@@ -13,6 +13,8 @@ from tenants import audit
 from tenants.actions.common import ActionRefused, Conflict, FieldRefused, check, locked_tenant
 from tenants.models import Tenant, WebhookDelivery, WebhookEndpoint, WebhookEvent
 from tenants.models.webhooks import new_nonce, new_public_id
+from tenants.notifications.events import notify_disabled
+from tenants.notifications.kinds import WEBHOOK_FAILING
 from tenants.outbox.email_outbox import enqueue_email
 from tenants.webhooks.event_types import EVENT_TYPES, WEBHOOK_TEST, WebhookTestData
 from tenants.webhooks.signing import secret_of
@@ -111,7 +113,9 @@ def do_disable_endpoint(endpoint: WebhookEndpoint, *, because: str) -> bool:
             "Fix the endpoint, then enable it again. Failed deliveries can be replayed.\n\n"
             f"{settings.MILLRACE.base_url}/t/{tenant.slug}/webhooks/"
         )
-        enqueue_email(tenant.pk, ["owner", "admin"], f"Webhook of {tenant.name} disabled", text)
+        subject = f"Webhook of {tenant.name} disabled"
+        enqueue_email(tenant.pk, sorted(WEBHOOK_FAILING.roles), subject, text, kind=WEBHOOK_FAILING)
+        notify_disabled(row)
     return True
 
 

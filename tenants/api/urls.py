@@ -9,6 +9,7 @@ from tenants.api import (
     jobs,
     keys,
     members,
+    notifications,
     openapi,  # noqa: F401 - registers its scheme
     operators,
     policies,
@@ -40,6 +41,8 @@ urlpatterns = [
     path("policies/<int:pk>/diff", policies.PolicyDiff.as_view(), name="api-policy-diff"),
     path("policies/<int:pk>", rules.PolicyDetail.as_view(), name="api-policy"),
     path("policies/<int:pk>/revert", rules.PolicyRevert.as_view(), name="api-policy-revert"),
+    path("notifications", notifications.Notifications.as_view(), name="api-notifications"),
+    path("notifications/read", notifications.NotificationsRead.as_view(), name="api-notifications-read"),
     path("jobs", jobs.Jobs.as_view(), name="api-jobs"),
     path("jobs/<int:pk>", jobs.JobDetail.as_view(), name="api-job"),
     path("jobs/<int:pk>/result", jobs.JobResultView.as_view(), name="api-job-result"),

@@ -4,6 +4,7 @@ from tenants.models.credentials import MAX_SECRET_LENGTH, UpstreamCredential
 from tenants.models.experiments import Experiment
 from tenants.models.jobs import TenantJob
 from tenants.models.keys import ApiKey, ApiKeySnapshotRow, ApiKeyUsage
+from tenants.models.notifications import Notification, NotificationChannel, NotificationRead
 from tenants.models.outbox import OutboxRow
 from tenants.models.people import Invitation, Membership, User, UserManager
 from tenants.models.records import AuditEntry, ChangeEventRow, IdempotentResponse

@@ -46,6 +46,10 @@ class User(AbstractBaseUser, PermissionsMixin):
     date_joined = models.DateTimeField(auto_now_add=True)
     # Increased to end all sessions, playground tokens and known devices of the user.
     session_generation = models.PositiveIntegerField(default=0, db_default=0)
+    # Set by the trigger `tenants_user_operator_until`, whatever changes the user.
+    operator_until = models.DateTimeField(
+        null=True, editable=False, help_text="when the user was last deactivated as an operator, or lost the right"
+    )
 
     objects: ClassVar[UserManager] = UserManager()
 

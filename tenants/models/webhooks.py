@@ -138,15 +138,20 @@ class WebhookAttempt(models.Model):
 
 
 class OutboxEmail(OutboxRow):
-    """An email to the members with some roles, or to the recipient of an invitation (tenants.outbox.email_outbox)."""
+    """An email to the members with some roles, to operators, or to the recipient of an invitation.
+
+    See tenants.outbox.email_outbox. Of a kind of notifications, it goes to those who receive the kind by email.
+    """
 
     class State(models.TextChoices):
         QUEUED = "queued"  # also after failed attempts
         SENT = "sent"
         FAILED = "failed"  # every attempt failed, or there is no recipient
 
-    tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE)
+    tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE, null=True, help_text="null: to operators")
     roles = ArrayField(models.CharField(max_length=10))
+    notification_kind = models.CharField(max_length=32, blank=True, default="", db_default="")
+    except_user_id = models.BigIntegerField(null=True, help_text="the user who caused it, who does not receive it")
     invitation = models.OneToOneField(
         "tenants.Invitation", on_delete=models.CASCADE, null=True, related_name="outbox_email"
     )

@@ -13,13 +13,15 @@ from typing import NamedTuple, TypeVar
 
 from django.conf import settings
 from django.core.mail import EmailMessage
+from django.db.models import QuerySet
 from django.utils.crypto import salted_hmac
 
 from inference_worker.contract.texts import Text
 from tenants import invitations
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
-from tenants.models import Invitation, Membership, OutboxEmail, OutboxRow
+from tenants.models import Invitation, Membership, NotificationChannel, OutboxEmail, OutboxRow, User
+from tenants.notifications.kinds import NOTIFICATION_KINDS, NotificationKind
 from tenants.outbox.delivery import Outbox, register, release_connection
 from tenants.outbox.email_rendering import render_email
 
@@ -79,7 +81,7 @@ class MemberEmailOutbox(EmailOutbox[OutboxEmail]):
     name = "email"
     reason = BypassReason.WEBHOOKS
     model = OutboxEmail
-    related = ("invitation__tenant", "invitation__invited_by")
+    related = ("tenant", "invitation__tenant", "invitation__invited_by")
     message_id_salt = "tenants.outbox.email_outbox"
 
     def attempt(self, row: OutboxEmail) -> EmailResult:
@@ -90,8 +92,19 @@ class MemberEmailOutbox(EmailOutbox[OutboxEmail]):
     def compose(self, row: OutboxEmail) -> EmailMessage:
         if row.invitation is not None:
             return invitations.compose(row.invitation)
-        members = Membership.objects.for_tenant(row.tenant_id).filter(role__in=row.roles, alert_emails=True)
-        return render_email(row.subject, row.body, sorted(members.values_list("user__email", flat=True)))
+        to = sorted(_recipients(row).values_list("email", flat=True))
+        if not row.notification_kind:
+            return render_email(row.subject, row.body, to)
+        base = "operator" if row.tenant is None else f"t/{row.tenant.slug}"
+        channels = f"{settings.MILLRACE.base_url}/{base}/notifications/channels"
+        return render_email(
+            row.subject,
+            row.body,
+            to,
+            reason="You receive this email because of your notification settings. Change them:",
+            settings_url=channels,
+            headers={"List-Unsubscribe": f"<{channels}>"},
+        )
 
     def is_final(self, row: OutboxEmail, result: EmailResult) -> bool:
         return result.error in (NO_RECIPIENT, INVITATION_CLOSED)
@@ -108,9 +121,46 @@ MEMBER_EMAILS = MemberEmailOutbox()
 register(MEMBER_EMAILS)
 
 
-def enqueue_email(tenant_id: int, roles: Sequence[str], subject: str, body: str) -> OutboxEmail:
-    """Write an email to the members with these roles, in the caller's transaction and scope."""
-    return OutboxEmail.objects.create(tenant_id=tenant_id, roles=list(roles), subject=subject[:200], body=body)
+def _recipients(row: OutboxEmail) -> QuerySet[User]:
+    """Return the users who receive an email to members or operators now."""
+    if row.tenant_id is None:
+        users = User.objects.filter(is_staff=True, is_active=True)
+        chosen = NotificationChannel.objects.all_tenants().filter(tenant=None)
+    else:
+        members = Membership.objects.for_tenant(row.tenant_id).filter(role__in=row.roles, alert_emails=True)
+        users = User.objects.filter(pk__in=members.values("user"))
+        chosen = NotificationChannel.objects.for_tenant(row.tenant_id)
+    if row.except_user_id is not None:
+        users = users.exclude(pk=row.except_user_id)
+    kind = NOTIFICATION_KINDS.get(row.notification_kind)
+    if kind is None:
+        return users
+    chosen = chosen.filter(kind=kind.name)
+    if kind.is_emailed:
+        return users.exclude(pk__in=chosen.filter(by_email=False).values("user"))
+    return users.filter(pk__in=chosen.filter(by_email=True).values("user"))
+
+
+def enqueue_email(
+    tenant_id: int | None,
+    roles: Sequence[str],
+    subject: str,
+    body: str,
+    *,
+    kind: NotificationKind | None = None,
+    except_user_id: int | None = None,
+) -> OutboxEmail:
+    """Write an email to the members with these roles, in the caller's transaction and scope.
+
+    Args:
+        tenant_id: None for an email to operators.
+        kind: a kind of notifications: only those receive it who receive the kind by email.
+        except_user_id: a user who does not receive it.
+    """
+    row = OutboxEmail(tenant_id=tenant_id, roles=list(roles), subject=subject[:200], body=body)
+    row.notification_kind, row.except_user_id = "" if kind is None else kind.name, except_user_id
+    row.save(force_insert=True)
+    return row
 
 
 def enqueue_invitation(invitation: Invitation) -> OutboxEmail:

@@ -29,6 +29,7 @@ def render_email(
     *,
     button: str = "Open Millrace",
     reason: str = "You receive this email as a member of an organization on Millrace.",
+    settings_url: str = "",
     headers: Mapping[str, str] | None = None,
 ) -> EmailMultiAlternatives:
     """Return the email message.
@@ -39,12 +40,19 @@ def render_email(
         to: email addresses of the recipients.
         button: label of the buttons.
         reason: why the recipient gets the email, in small print.
+        settings_url: where the recipient can turn such emails off, after the reason.
         headers: additional headers.
     """
     subject = " ".join(subject.split())  # a line break would begin another header
     home = settings.MILLRACE.base_url
     paragraphs = [_paragraph(part, home, button) for part in text.strip().split("\n\n") if part.strip()]
-    context = {"subject": subject, "paragraphs": paragraphs, "reason": reason, "home": home}
+    context = {
+        "subject": subject,
+        "paragraphs": paragraphs,
+        "reason": reason,
+        "settings_url": settings_url,
+        "home": home,
+    }
     message = EmailMultiAlternatives(
         subject, render_to_string("emails/message.txt", context), None, list(to), headers=dict(headers or {})
     )

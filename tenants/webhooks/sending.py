@@ -14,6 +14,7 @@ from tenants.credentials.encryption import NoEncryptionKey, decrypt_secret
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import WebhookAttempt, WebhookDelivery, WebhookEndpoint, WebhookEvent
+from tenants.notifications.events import notify_failing
 from tenants.outbox.delivery import Outbox, register, release_connection
 from tenants.webhooks.channels import pagerduty_body, resolving_key, slack_body
 from tenants.webhooks.outbox import secrets_of
@@ -21,6 +22,7 @@ from tenants.webhooks.posting import WebhookResponse, post
 from tenants.webhooks.signing import signature
 
 DISABLE_AFTER = timedelta(days=3)  # without a success, a permanently failed delivery disables the endpoint
+NOTIFY_AFTER = timedelta(hours=1)  # time without a success
 SENDERS = 8  # concurrent, in all processes
 GONE = 410
 OUTDATED = Text("It was not sent: the alert has been resolved, and a late event would reopen its incident.")
@@ -122,6 +124,8 @@ class WebhookOutbox(Outbox[WebhookDelivery, WebhookResponse]):
             return
         row.endpoint.failing_since = None if result.is_success else row.endpoint.failing_since or now
         row.endpoint.save(update_fields=["failing_since"])
+        if row.endpoint.failing_since is not None and now - row.endpoint.failing_since >= NOTIFY_AFTER:
+            notify_failing(row.endpoint, row.endpoint.failing_since)
 
     def after(self, row: WebhookDelivery, result: WebhookResponse, outcome: str) -> None:
         """Disable an endpoint that has failed for days, or is gone."""

@@ -50,7 +50,7 @@ def rule(page: Page, number: int) -> Locator:
     return page.get_by_role("group", name=f"Rule {number}", exact=True)
 
 
-def shown(page: Page) -> Any:
+def read_json_tab(page: Page) -> Any:
     """Return the object that the tab JSON has."""
     return json.loads(page.locator("#id_body").input_value())
 
@@ -168,7 +168,7 @@ def test_nothing_that_was_typed_is_lost(editor: Page) -> None:
     assert all(editor.evaluate(TEXTS)), "a field was not typed into"
 
     def check_fields() -> None:
-        assert shown(editor) == expected
+        assert read_json_tab(editor) == expected
         assert editor.evaluate(VALUES) == values
 
     check_fields()
@@ -176,7 +176,7 @@ def test_nothing_that_was_typed_is_lost(editor: Page) -> None:
         editor.get_by_label("Test against").select_option("*")
     check_fields()
     press(editor, "Add rule")  # before the last one
-    assert shown(editor)["rules"][0] == expected["rules"][0]
+    assert read_json_tab(editor)["rules"][0] == expected["rules"][0]
     press(editor, "Move rule 2 up")
     press(editor, "Remove rule 1")
     check_fields()
@@ -212,7 +212,7 @@ def test_a_draft_is_what_was_shown(editor: Page) -> None:
     editor.wait_for_url(re.compile("draft="))
     rule(editor, 1).wait_for()
     assert unscoped(RoutingPolicyDraft).get().body == expected
-    assert shown(editor) == expected
+    assert read_json_tab(editor) == expected
     assert sorted(map(str, editor.evaluate(VALUES))) == sorted(map(str, values))
 
 
@@ -264,7 +264,7 @@ def test_a_check_keeps_the_open_menu_and_its_focus(editor: Page) -> None:
     expect(minimum).to_be_focused()
     expect(minimum).to_have_value("5007")
     expect(chip.locator("summary")).to_have_text("prompt tokens≥5,007")
-    assert shown(editor)["rules"][0]["when"] == {"prompt_tokens": {"at_least": 5007}}
+    assert read_json_tab(editor)["rules"][0]["when"] == {"prompt_tokens": {"at_least": 5007}}
 
 
 def test_rules_are_built_by_keyboard(editor: Page) -> None:
@@ -320,10 +320,10 @@ def test_a_rule_that_the_builder_cannot_show_stays_in_the_json(editor: Page) -> 
     body.fill(json.dumps({"models": [SMALL, LARGE]}))
     editor.get_by_role("tab", name="Rules").click()
     expect(rule(editor, 1).locator("[data-fallbacks]")).to_contain_text(LARGE)
-    assert shown(editor) == {"models": [SMALL, LARGE]}  # until it is edited
+    assert read_json_tab(editor) == {"models": [SMALL, LARGE]}  # until it is edited
     rule(editor, 1).get_by_label("Weight").fill("2")
     fallback = {"model": LARGE, "weight": 0}
-    assert shown(editor) == {"rules": [{"targets": [{"model": SMALL, "weight": 2}, fallback]}]}
+    assert read_json_tab(editor) == {"rules": [{"targets": [{"model": SMALL, "weight": 2}, fallback]}]}
 
 
 def test_two_people_change_one_policy(editor: Page, tenant: Tenant) -> None:
@@ -336,12 +336,12 @@ def test_two_people_change_one_policy(editor: Page, tenant: Tenant) -> None:
     for text in ("Rule 1 · Long prompts", "Changed by you", "Rule 2", "Changed in the live version"):
         expect(sheet(editor)).to_contain_text(text)
     press(editor, "Keep editing")
-    assert shown(editor)["rules"][0]["name"] == "Long prompts"
+    assert read_json_tab(editor)["rules"][0]["name"] == "Long prompts"
     press(editor, "Review and publish")
     press(editor, "Continue with both changes")
     expect(sheet(editor)).to_be_hidden()
     expected = {**theirs, "rules": [{**LONG, "name": "Long prompts"}, theirs["rules"][1]]}
-    assert shown(editor) == expected
+    assert read_json_tab(editor) == expected
     expect(rule(editor, 1).get_by_label("Name of the rule")).to_have_value("Long prompts")
     press(editor, "Review and publish")
     press(editor, "Publish")

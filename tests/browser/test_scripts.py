@@ -78,6 +78,23 @@ def test_letter_shortcuts_open_screens_except_while_typing_or_when_off(open_page
     assert page.url.endswith("/search")
 
 
+@pytest.mark.parametrize("path", ["/t/acme/", "/t/acme/requests/"])
+def test_menus_close_by_escape(open_page, path):
+    """From the button of a menu, and from its first field or link."""
+    page = open_page(path)
+    menus = [menu for menu in page.locator("details.menu").all() if menu.is_visible()]
+    assert len(menus) > 1
+    for menu in menus:
+        button = menu.locator("summary").first
+        for keys in ((), ("Tab",)):
+            button.click()
+            expect(menu).to_have_attribute("open", "")
+            for key in (*keys, "Escape"):
+                page.keyboard.press(key)
+            expect(menu).not_to_have_attribute("open", "")
+            expect(button).to_be_focused()
+
+
 def test_the_theme_changes_immediately_and_is_stored(open_page):
     page = open_page(color_scheme="light")
     light = background(page)

@@ -23,14 +23,14 @@ class Command(BaseCommand):
     """Command that runs settlers until SIGTERM or SIGINT. They finish their current batches first."""
 
     help = (
-        "Move usage events from the broker into the database, until stopped. Several may run at once, each with a"
+        "Move usage events from the broker into the database, until stopped. Several may run concurrently, each with a"
         " --name of its own that stays the same over restarts."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--name", default=socket.gethostname(), help="this settler's name; default: the host's")
         parser.add_argument(
-            "--threads", type=int, default=2, help="batches at once: one is prepared while the database has another"
+            "--threads", type=int, default=2, help="concurrent batches: one is prepared while the database has another"
         )
         parser.add_argument(
             "--once", action="store_true", help="settle the waiting messages, print their number, and exit"

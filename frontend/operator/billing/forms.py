@@ -24,11 +24,13 @@ def cents_of(amount: Decimal, currency: str) -> int:
 
 
 class BillingRunAmount(forms.DecimalField):
-    """A positive amount with the decimals of its currency."""
+    """A positive amount, or one from zero on, with the decimals of its currency."""
 
-    def __init__(self, label: str, help_text: str = "", currency: str = DEFAULT_CURRENCY) -> None:
+    def __init__(
+        self, label: str, help_text: str = "", currency: str = DEFAULT_CURRENCY, *, may_be_zero: bool = False
+    ) -> None:
         digits = minor_digits(currency)
-        smallest = Decimal(1).scaleb(-digits)
+        smallest = Decimal(0) if may_be_zero else Decimal(1).scaleb(-digits)
         super().__init__(label=label, help_text=help_text, min_value=smallest, max_value=_MAX, decimal_places=digits)
         self.widget = forms.TextInput(attrs={"inputmode": "decimal", "autocomplete": "off"})
 

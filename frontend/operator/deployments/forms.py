@@ -10,22 +10,22 @@ from django.utils.translation import gettext as _
 
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import exact
+from frontend.core.plain_text_field import PLAIN_TEXT
 from inference_worker.contract.engine_config import DTypeName, QuantizationName, SpeculationName
 from inference_worker.contract.output_formats import AUTO, NONE, REASONING_FORMATS, TOOL_FORMATS
 from inference_worker.contract.sampling_defaults import MAX_CHARACTERS
 from inference_worker.contract.upstream_presets import PRESETS
 from inference_worker.contract.upstreams import UpstreamEngine
-from millrace.apps.deployments.deployments import MAX_COMMAND_LENGTH, MAX_CONCURRENCY, MAX_IDLE_SECONDS
 from millrace.apps.deployments.models import DEFAULT_CONTEXT_LENGTH, Deployment
+from millrace.apps.deployments.value_checks import MAX_COMMAND_LENGTH, MAX_CONCURRENCY, MAX_IDLE_SECONDS
 from millrace.client.testing import PROMPT
 from tenants.models import MAX_SECRET_LENGTH
 
-_NO_AUTOCOMPLETE = {"autocomplete": "off", "spellcheck": "false"}
-_BOX = forms.TextInput(attrs=_NO_AUTOCOMPLETE)
-_MONO = forms.TextInput(attrs=_NO_AUTOCOMPLETE | {"class": "mono"})
+_BOX = forms.TextInput(attrs=PLAIN_TEXT)
+_MONO = forms.TextInput(attrs=PLAIN_TEXT | {"class": "mono"})
 
 
-_SECRET = forms.PasswordInput(attrs={"autocomplete": "off", "spellcheck": "false"})
+_SECRET = forms.PasswordInput(attrs=PLAIN_TEXT)
 # The options of Millrace's engine. An upstream has none of them.
 _OWN_ENGINE = (
     *("source", "revision", "dtype", "quantization", "kv_cache_dtype", "kv_cache_memory", "block_size"),

@@ -23,9 +23,9 @@ from frontend.core.shared_values import SharedValue
 from inference_worker.contract.upstream_presets import preset_of
 from inference_worker.contract.upstreams import UpstreamEngine
 from millrace.apps.deployments.deployment_status import DeploymentState, DeploymentStatus, deployment_status
-from millrace.apps.deployments.deployments import unpriced_names
 from millrace.apps.deployments.fleet_status import FleetStatus, read_fleet_status
 from millrace.apps.deployments.models import Deployment
+from millrace.apps.deployments.offered_prices import unpriced_names
 from millrace.apps.deployments.upstream_limits import UpstreamLimits, read_upstream_limits
 from millrace.apps.health.costs import ModelCost, costs
 from tenants.models import UpstreamCredential

@@ -22,6 +22,7 @@ from frontend.core.screens import ConsoleScreen
 from frontend.operator.deployments import fit, page
 from frontend.operator.deployments.forms import OwnDeploymentForm, TestCallForm, UpstreamForm
 from inference_worker.contract.deployments import WantedState
+from millrace.apps.deployments import deployment_checks, offered_prices
 from millrace.apps.deployments import deployments as catalog
 from millrace.apps.deployments.models import Deployment
 from millrace.client.testing import TestCallFailed, TestCallResult, send_test_call
@@ -50,7 +51,7 @@ def deployments(ctx: PageContext) -> HttpResponse:
 def add_deployment(ctx: PageContext) -> HttpResponse:
     def add(data: dict[str, Any]) -> Deployment:
         force = data.pop("force")
-        catalog.check_deployment(force=force, **data)
+        deployment_checks.check_deployment(force=force, **data)
         if not force:
             fit.require_fit(shown_check, data)
         return catalog.do_add_deployment(**data)
@@ -73,7 +74,7 @@ def add_deployment(ctx: PageContext) -> HttpResponse:
 @operator_page(methods=FORM, step_up=True)
 def add_upstream(ctx: PageContext) -> HttpResponse:
     def add(data: dict[str, Any]) -> Deployment:
-        catalog.check_deployment(**data)
+        deployment_checks.check_deployment(**data)
         return catalog.do_add_deployment(**data)
 
     return form_view(
@@ -124,7 +125,7 @@ def edit(ctx: PageContext) -> HttpResponse:
     )
 
     def change(data: dict[str, Any]) -> Deployment:
-        catalog.check_changed_source(row.name, data)
+        deployment_checks.check_changed_source(row.name, data)
         return catalog.do_update_deployment(row.name, **data)
 
     return form_view(
@@ -190,7 +191,7 @@ def _credentials(ctx: PageContext) -> list[tuple[int, str]]:
 def _describe_addition(row: Deployment) -> str:
     text = (
         _("%(name)s was added. Workers load it.")
-        if catalog.has_price(row.name)
+        if offered_prices.has_price(row.name)
         else _("%(name)s was added. It has no price yet: its requests receive 503 until you publish one.")
     ) % {"name": row.name}
     return _describe_check(text, row)
@@ -198,7 +199,7 @@ def _describe_addition(row: Deployment) -> str:
 
 def _describe_check(text: str, row: Deployment) -> str:
     """Return the text, and why the options were not checked against workers."""
-    return f"{text} {translate_message(catalog.check_workers(row, catalog.read_board()))}".strip()
+    return f"{text} {translate_message(deployment_checks.check_workers(row, deployment_checks.read_board()))}".strip()
 
 
 def _deployment(ctx: PageContext) -> Deployment:

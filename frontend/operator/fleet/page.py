@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -17,8 +17,9 @@ from frontend.core.lists import Choice, with_query
 from frontend.core.numbers import Margin, Money, common_places, decimals
 from frontend.core.page_context import PageContext
 from frontend.core.screens import SearchResult
-from millrace.apps.deployments.deployments import served_specs
-from millrace.apps.deployments.fleet_status import ReplicaState, ReplicaStatus, read_fleet_status
+from inference_worker.contract.messages import process_of
+from millrace.apps.deployments.fleet_status import FleetStatus, ReplicaState, ReplicaStatus, read_fleet_status
+from millrace.apps.deployments.served_deployments import served_specs
 from millrace.apps.health.costs import ModelCost, costs
 from millrace.apps.health.history import FleetPoint, span
 
@@ -67,33 +68,36 @@ def query_of(ctx: PageContext) -> FleetQuery:
 
 def workers(ctx: PageContext) -> list[dict[str, Any]]:
     """Return the workers in the selected range with their models and their current state."""
-    query = query_of(ctx)
-    now = _now()
+    query, board = query_of(ctx), _board()
+    shared = _label_namesakes(board)
+    now = _now(board, shared)
     return [
         {
             "point": point,
+            "name": shared.get(point.process, point.worker),
             "model": point.model,
-            "now": now.get((point.worker, point.model)),
+            "now": now.get((point.process or point.worker, point.model)),
             # More than the whole means that the measured peak of the machine is too low.
             "is_mfu_known": point.mfu is not None and point.mfu <= WHOLE,
         }
-        for point in _points(query, query.end - query.start)
+        for point in _points(query, query.end - query.start, shared)
     ]
 
 
 def history(ctx: PageContext) -> dict[str, Any]:
     """Return the charts of the busiest workers, and the number of workers without a chart."""
     query = query_of(ctx)
-    points = _points(query, query.bucket)
-    pairs = {(point.worker, point.model) for point in points}
-    shared = {worker for worker, count in Counter(worker for worker, _model in pairs).items() if count > 1}
-    names = {pair: " · ".join(pair) if pair[0] in shared else pair[0] for pair in pairs}
+    shared = _label_namesakes(_board())
+    points = [(point, shared.get(point.process, point.worker)) for point in _points(query, query.bucket, shared)]
+    pairs = {(worker, point.model) for point, worker in points}
+    several = {worker for worker, count in Counter(worker for worker, _model in pairs).items() if count > 1}
+    names = {pair: " · ".join(pair) if pair[0] in several else pair[0] for pair in pairs}
     served: dict[str, int] = {}
-    for point in points:
-        name = names[point.worker, point.model]
+    for point, worker in points:
+        name = names[worker, point.model]
         served[name] = served.get(name, 0) + point.tokens
     drawn = sorted(sorted(served, key=lambda name: -served[name])[:CHARTS])
-    seen = {(point.at, names[point.worker, point.model]): point for point in points}
+    seen = {(point.at, names[worker, point.model]): point for point, worker in points}
     kinds: tuple[tuple[str, str, str, Unit, Callable[[FleetPoint], int | None]], ...] = (
         (
             "compute",
@@ -141,20 +145,45 @@ def cost(ctx: PageContext) -> dict[str, Any]:
     }
 
 
-def _points(query: FleetQuery, bucket: timedelta) -> list[FleetPoint]:
-    """Return the points of the selected range and model."""
-    return [point for point in span(query.start, query.end, bucket) if query.model in ("", point.model)]
+def _points(query: FleetQuery, bucket: timedelta, processes: Iterable[str]) -> list[FleetPoint]:
+    """Return the points of the selected range and model, those of these processes apart."""
+    return [point for point in span(query.start, query.end, bucket, processes) if query.model in ("", point.model)]
 
 
-def _now() -> Mapping[tuple[str, str], ReplicaStatus]:
-    """Return a replica of each worker and model that sends heartbeats, preferably one that accepts requests."""
+def _board() -> FleetStatus | None:
+    """Return the replicas and their workers, or None if Valkey cannot be reached."""
     try:
-        board = read_fleet_status()
+        return read_fleet_status()
     except redis.RedisError:
-        return {}
-    found = [replica for replica in board.replicas if replica.state != ReplicaState.SILENT]
+        return None
+
+
+def _label_namesakes(board: FleetStatus | None) -> Mapping[str, str]:
+    """Return the labels of running workers that share their name, by process: the name with the machine."""
+    found: dict[str, str] = {}
+    if board is None:
+        return found
+    for name, workers in board.find_namesakes().items():
+        hosts = Counter(worker.host for worker in workers)
+        for worker in workers:
+            is_unique = bool(worker.host) and hosts[worker.host] == 1
+            found[worker.id] = f"{name} · {worker.host}" if is_unique else worker.id
+    return found
+
+
+def _now(board: FleetStatus | None, processes: Container[str]) -> Mapping[tuple[str, str], ReplicaStatus]:
+    """Return a replica of each worker and model that sends heartbeats, preferably one that accepts requests.
+
+    Args:
+        processes: those that are the key of their replicas, instead of their worker.
+    """
+    replicas = () if board is None else board.replicas
+    found = [replica for replica in replicas if replica.state != ReplicaState.SILENT]
     found.sort(key=lambda replica: replica.state == ReplicaState.READY)
-    return {(replica.worker, replica.beat.model): replica for replica in found}
+    return {
+        (process if (process := process_of(replica.id)) in processes else replica.worker, replica.beat.model): replica
+        for replica in found
+    }
 
 
 def _chart(

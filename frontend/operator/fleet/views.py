@@ -20,7 +20,8 @@ from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
 from frontend.core.screens import ConsoleScreen
 from frontend.operator.fleet import page
-from millrace.apps.deployments.deployments import served_specs
+from frontend.operator.prices.studio import find_return_url
+from millrace.apps.deployments.served_deployments import served_specs
 from millrace.apps.health.costs import do_set_machine_cost
 
 PANELS = Panels(
@@ -62,16 +63,17 @@ def cost(ctx: PageContext) -> HttpResponse:
     model = ctx.arguments["model"]
     if model not in {spec.name for spec in served_specs()}:
         raise Http404
-    back = reverse("operator-fleet")
+    fleet_url = reverse("operator-fleet")
     return form_view(
         ctx,
         _("Machine cost of %(model)s") % {"model": model},
         FleetMachineCost(bound_data(ctx)),
         lambda data: do_set_machine_cost(model, data["amount"]),
         submit=_("Save"),
-        back=back,
+        back=find_return_url(ctx, model, fleet_url),
         message=lambda _done: _("Machine cost of %(model)s saved.") % {"model": model},
-        breadcrumbs=(Breadcrumb(_("Fleet"), back),),
+        breadcrumbs=(Breadcrumb(_("Fleet"), fleet_url),),
+        action_url=ctx.request.get_full_path(),
     )
 
 

@@ -15,10 +15,10 @@ from billing.models import Reconciliation, UsageQuarantine
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import duration, exact
 from frontend.core.page_context import PageContext
-from millrace.apps.deployments.deployments import served_specs
 from millrace.apps.deployments.fleet_status import FleetStatus, ReplicaState, read_fleet_status
+from millrace.apps.deployments.served_deployments import served_specs
 from millrace.apps.health import health_checks
-from millrace.apps.health.health_checks import HealthIssue, IssueType
+from millrace.apps.health.issues import HealthIssue, IssueType
 from tenants.models import Tenant
 
 MAX_ROWS = 20  # rows in quarantine, differences
@@ -27,6 +27,7 @@ UNITS = ("tokens", "requests")
 MILLISECOND = 1000  # microseconds
 # Link of each issue type: label and URL name.
 _SCREENS: dict[IssueType, tuple[str, str]] = {
+    IssueType.BANK_ENTRY: (_lazy("Receivables"), "operator-receivables"),
     IssueType.BUDGET: (_lazy("Budgets"), "budgets"),
     IssueType.COST: (_lazy("Margin"), "operator-margin"),
     IssueType.CORDON: (_lazy("Workers"), "operator-models"),

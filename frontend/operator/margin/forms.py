@@ -12,18 +12,18 @@ from billing.rates.price_book import NewPrice, nano_per_million, ranges_of
 from billing.rates.pricing import Tier
 from frontend.core.backend_messages import translate_message
 from frontend.core.languages import lazy_text as _lazy
+from frontend.core.plain_text_field import PLAIN_TEXT, PlainTextField
 from frontend.operator.prices.page import usd
 from frontend.tenant.prices.page import COLUMNS
 from inference_worker.contract.request import TOKEN_CLASSES
 
 _COMPONENTS = tuple((component, label) for component, label in COLUMNS if component in TOKEN_CLASSES)
-_BOX = {"autocomplete": "off", "spellcheck": "false"}
 
 
 class CostForm(forms.Form):
     """What the operator pays per 1M tokens of a deployment, for all prompts at any time."""
 
-    note = forms.CharField(label=_lazy("Note"), max_length=200, required=False, widget=forms.TextInput(attrs=_BOX))
+    note = PlainTextField(label=_lazy("Note"), max_length=200, required=False)
 
     def __init__(self, model: str, card: CostCard | None, data: Any = None) -> None:
         super().__init__(data)
@@ -32,7 +32,7 @@ class CostForm(forms.Form):
         plain = ranges_of(NewPrice(model, Tier.STANDARD, _COMPONENTS[0][0], 0))
         self.has_ranges = any(ranges_of(rate) != plain for rate in rates)
         known = {rate.component: usd(rate.nano_per_million) for rate in rates if ranges_of(rate) == plain}
-        box = forms.TextInput(attrs=_BOX | {"inputmode": "decimal"})
+        box = forms.TextInput(attrs=PLAIN_TEXT | {"inputmode": "decimal"})
         for component, label in _COMPONENTS:
             initial = known.get(component, "")
             self.fields[component.value] = forms.CharField(

@@ -20,7 +20,7 @@ from frontend.core.languages import month_text
 from frontend.core.lists import Choice, changed_url, text_param
 from frontend.core.numbers import Margin, Money, common_places, share
 from frontend.core.page_context import PageContext
-from millrace.apps.deployments.deployments import served_specs
+from millrace.apps.deployments.served_deployments import served_specs
 from tenants.models import Tenant
 
 MONTHS = 6

@@ -20,6 +20,7 @@ from frontend.core.rendering import render_page
 from frontend.core.screens import ConsoleScreen
 from frontend.operator.margin import page
 from frontend.operator.margin.forms import CostForm
+from frontend.operator.prices.studio import find_return_url
 from tenants import csv_tables
 from tenants.request_costs import REPORT_COST
 
@@ -76,7 +77,7 @@ def margin_csv(ctx: PageContext) -> HttpResponse:
 @operator_page(methods=FORM)
 def cost(ctx: PageContext) -> HttpResponse:
     """Set what the operator pays for the tokens of a deployment, starting from its current cost card."""
-    model, back = ctx.arguments["model"], ctx.url("operator-margin")
+    model, margins_url = ctx.arguments["model"], ctx.url("operator-margin")
     with ctx.scope():
         if not page.is_deployment(model):
             raise Http404
@@ -87,11 +88,12 @@ def cost(ctx: PageContext) -> HttpResponse:
         form,
         lambda data: do_import_costs({model: data["prices"]}, note=data["note"]),
         submit=_("Save"),
-        back=back,
+        back=find_return_url(ctx, model, margins_url),
         message=lambda changes: (
             (_("Cost of %(model)s saved.") if changes else _("Cost of %(model)s is unchanged.")) % {"model": model}
         ),
-        breadcrumbs=(Breadcrumb(_("Margin"), back),),
+        breadcrumbs=(Breadcrumb(_("Margin"), margins_url),),
+        action_url=ctx.request.get_full_path(),
         effect=form.effect,
     )
 

@@ -19,8 +19,8 @@ from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext
 from inference_worker.checkpoints.encoder_config import ModelTask, model_task
 from inference_worker.contract.settings import ModelSpec
-from millrace.apps.deployments.deployments import served_specs
 from millrace.apps.deployments.fleet_status import FleetStatus, ReplicaState, ReplicaStatus, read_fleet_status
+from millrace.apps.deployments.served_deployments import served_specs
 from millrace.apps.health.history import ttft_p95
 from millrace.apps.health.models import Cordon
 

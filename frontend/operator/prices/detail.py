@@ -15,8 +15,10 @@ from frontend.core.backend_messages import translate_message
 from frontend.core.numbers import Money, common_places, signed_share
 from frontend.core.page_context import PageContext, first_or_404
 from frontend.operator.prices.page import as_new, currency_in, tenant_names, version_row
+from frontend.operator.prices.studio import project
 from frontend.tenant.prices.page import COLUMNS, TIERS, condition_text, range_of
 from tenants.actions import ActionRefused
+from tenants.actions.sole_operators import find_sole_operator_obstacle
 
 MAX_ROWS = 400
 _LABELS = dict(COLUMNS)
@@ -26,20 +28,29 @@ Key = tuple[str, Tier, Component, PriceRanges]
 
 def version_of(ctx: PageContext) -> PriceVersion:
     """Return the version in the URL, or raise Http404. Call inside `ctx.scope()`."""
-    rows = PriceVersion.objects.select_related("book", "created_by", "decided_by")
+    rows = PriceVersion.objects.select_related("book", "created_by", "decided_by", "cancelled_by")
     return ctx.once("operator-prices-detail", lambda: first_or_404(rows.filter(pk=ctx.arguments["version"])))
 
 
 def header(ctx: PageContext) -> dict[str, Any]:
-    """Return the version, and what its actions depend on. `is_late`: its effective time has passed."""
+    """Return the version, and what its actions depend on.
+
+    `is_late`: its effective time has passed. `is_sole`: its author may publish it without a second operator; `obstacle`
+    is why not.
+    """
     row = version_of(ctx)
     proposal = parse(row.body) if row.body else None
     is_draft = row.state == PriceVersion.State.DRAFT
+    is_own = is_draft and row.created_by_id == ctx.user.pk
+    obstacle = find_sole_operator_obstacle(ctx.user) if is_own else None
     return version_row(ctx, row, tenant_names([row.tenant_id])) | {
         "prices": len(proposal.prices) if proposal else 0,
         "models": len({model for model, _ in proposal.model_tiers}) if proposal else 0,
         "is_draft": is_draft,
-        "is_own": is_draft and row.created_by_id == ctx.user.pk,
+        "is_scheduled": row.state == PriceVersion.State.SCHEDULED,
+        "is_own": is_own,
+        "is_sole": is_own and obstacle is None,
+        "obstacle": "" if obstacle is None else translate_message(obstacle),
         "is_late": is_draft and row.effective_from is not None and row.effective_from < ctx.now,
     }
 
@@ -95,6 +106,12 @@ def _change_of(key: Key, was: int | None, to_be: int | None, currency: str) -> d
 def _percent(part: int, whole: int) -> str:
     """Return a change in percent with its sign."""
     return signed_share(part, whole) if whole else _("from free")
+
+
+def projection(ctx: PageContext) -> dict[str, Any]:
+    """Return the last complete month at the version's prices."""
+    row = version_of(ctx)
+    return project(ctx, parse(row.body), row.book, row.tenant_id)
 
 
 def preview(ctx: PageContext) -> dict[str, Any]:

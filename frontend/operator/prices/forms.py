@@ -15,15 +15,17 @@ from billing.models import PriceBook
 from billing.rates.price_book import MAX_NAME_LENGTH, ModelTier, NewPrice, Proposal, nano_per_million
 from billing.rates.price_files import Imported, read_csv, read_public
 from billing.rates.pricing import Tier
+from frontend.accounts.throttling import attempt
 from frontend.core.backend_messages import translate_message
 from frontend.core.languages import lazy_text as _lazy
+from frontend.core.page_context import PageContext
+from frontend.core.plain_text_field import PLAIN_TEXT, PlainTextField
 from frontend.tenant.prices.page import COLUMNS, TIERS
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
 
 MAX_FILE_BYTES = 16 * 2**20  # bytes of a file
-NO_AUTOCOMPLETE = {"autocomplete": "off", "spellcheck": "false"}
 
 
 class PriceDraftForm(forms.Form):
@@ -35,28 +37,25 @@ class PriceDraftForm(forms.Form):
         initial=PriceBook.LIST,
         required=False,
         help_text=_lazy("“list” applies to tenants without another price book. A new name creates a price book"),
-        widget=forms.TextInput(attrs=NO_AUTOCOMPLETE),
+        widget=forms.TextInput(attrs=PLAIN_TEXT),
     )
-    tenant = forms.CharField(
+    tenant = PlainTextField(
         label=_lazy("Or one tenant"),
         max_length=50,
         required=False,
         help_text=_lazy("Tenant slug. Tenant prices override the price book"),
-        widget=forms.TextInput(attrs=NO_AUTOCOMPLETE),
     )
-    since = forms.CharField(
+    since = PlainTextField(
         label=_lazy("Effective from"),
         max_length=25,
         required=False,
         help_text=_lazy("UTC, e.g. 2026-12-01 or 2026-12-01 14:30. Leave blank to start on publication"),
-        widget=forms.TextInput(attrs=NO_AUTOCOMPLETE),
     )
-    note = forms.CharField(
+    note = PlainTextField(
         label=_lazy("Note"),
         max_length=200,
         required=False,
         help_text=_lazy("Note for the approver"),
-        widget=forms.TextInput(attrs=NO_AUTOCOMPLETE),
     )
 
     def clean_since(self) -> datetime | None:
@@ -90,9 +89,7 @@ class PriceDraftForm(forms.Form):
 class ModelPricesForm(PriceDraftForm):
     """All prices of one model in one tier, for all prompts at any time."""
 
-    model = forms.CharField(
-        label=_lazy("Model"), max_length=MAX_NAME_LENGTH, widget=forms.TextInput(attrs=NO_AUTOCOMPLETE)
-    )
+    model = PlainTextField(label=_lazy("Model"), max_length=MAX_NAME_LENGTH)
     tier = forms.ChoiceField(label=_lazy("Tier"), choices=[(tier.value, label) for tier, label in TIERS.items()])
     copy_from = forms.ChoiceField(
         label=_lazy("Copy prices from model"), required=False, help_text=_lazy("Replaces the prices below")
@@ -120,7 +117,7 @@ class ModelPricesForm(PriceDraftForm):
         }
         if not models:
             del self.fields["copy_from"]
-        box = forms.TextInput(attrs=NO_AUTOCOMPLETE | {"inputmode": "decimal"})
+        box = forms.TextInput(attrs=PLAIN_TEXT | {"inputmode": "decimal"})
         for component, label in COLUMNS:
             self.fields[component.value] = forms.CharField(label=label, max_length=30, required=False, widget=box)
         last = self.fields[COLUMNS[-1][0].value]
@@ -165,13 +162,13 @@ class CsvImportForm(PriceDraftForm):
             "Columns: model, tier, component, usd_per_million. Optional: from_tokens, until_tokens, from_time, "
             "until_time, weekdays, time_zone. Replaces all prices of the listed models and tiers"
         ),
-        widget=forms.Textarea(attrs=NO_AUTOCOMPLETE | {"rows": 12, "class": "mono", "wrap": "off"}),
+        widget=forms.Textarea(attrs=PLAIN_TEXT | {"rows": 12, "class": "mono", "wrap": "off"}),
     )
     withdrawn = forms.CharField(
         label=_lazy("No longer priced"),
         required=False,
         help_text=_lazy("One per line: model or model,tier. Their requests are then rejected"),
-        widget=forms.Textarea(attrs=NO_AUTOCOMPLETE | {"rows": 2, "class": "mono"}),
+        widget=forms.Textarea(attrs=PLAIN_TEXT | {"rows": 2, "class": "mono"}),
     )
     field_order = ("file", "text", "withdrawn", "book", "tenant", "since", "note")
 
@@ -186,6 +183,29 @@ class CsvImportForm(PriceDraftForm):
         return context | {"proposal": Proposal(tuple(prices), withdrawn)}
 
 
+class SoleOperatorForm(forms.Form):
+    """The password of the operator who publishes a draft of their own."""
+
+    password = forms.CharField(
+        label=_lazy("Password"),
+        max_length=1000,
+        strip=False,
+        widget=forms.PasswordInput(attrs={"autocomplete": "current-password"}),
+    )
+
+    def __init__(self, ctx: PageContext, data: Any = None) -> None:
+        super().__init__(data)
+        self._ctx = ctx
+
+    def clean_password(self) -> str:
+        password: str = self.cleaned_data["password"]
+        with attempt(self._ctx.request, "password", self._ctx.user.email) as counted:
+            if not self._ctx.user.check_password(password):
+                raise forms.ValidationError(_("This is not your password."))
+            counted.succeed()
+        return password
+
+
 class PublicPricesForm(forms.Form):
     """The public price file."""
 
@@ -194,7 +214,7 @@ class PublicPricesForm(forms.Form):
         label=_lazy("Only these models"),
         required=False,
         help_text=_lazy("Names as in the file, separated by lines or commas. Leave blank for all"),
-        widget=forms.Textarea(attrs=NO_AUTOCOMPLETE | {"rows": 3, "class": "mono"}),
+        widget=forms.Textarea(attrs=PLAIN_TEXT | {"rows": 3, "class": "mono"}),
     )
     rounding = forms.BooleanField(
         label=_lazy("Round prices that are not whole nano-USD instead of skipping them"), required=False

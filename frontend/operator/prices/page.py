@@ -29,6 +29,7 @@ from tenants.models import Tenant
 MAX_MODELS = 25
 MAX_VERSIONS = 15
 MAX_COPIED = 500  # models to copy prices from
+_LEVELS = {"published": "good", "scheduled": "warn", "draft": "info"}
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ def currency_in(row: PriceVersion | Rerating) -> str:
 
 def version_row(ctx: PageContext, row: PriceVersion, names: dict[int, str]) -> dict[str, Any]:
     """Return a version with its title, the tenant or book it applies to, its state and the color of the state."""
-    state, level = choice_label(row.get_state_display()), {"published": "good", "draft": "info"}.get(row.state, "")
+    state, level = choice_label(row.get_state_display()), _LEVELS.get(row.state, "")
     if row.state == PriceVersion.State.PUBLISHED and row.effective_from and row.effective_from > ctx.now:
         state, level = _("Scheduled"), "warn"
     return {

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import UTC
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, cast
 
 from django.forms import Form
 from django.http import Http404, HttpResponse
+from django.shortcuts import render
 from django.urls import path
+from django.utils.http import urlencode
 from django.utils.translation import gettext as _
 
-from billing.models import PriceVersion
-from billing.pricing.prices import do_discard_prices, do_propose_prices, do_publish_prices, do_revise_prices
+from billing.models import PriceBook, PriceVersion
+from billing.pricing.prices import (
+    do_cancel_prices,
+    do_discard_prices,
+    do_propose_prices,
+    do_publish_as_sole_operator,
+    do_publish_prices,
+    do_revise_prices,
+)
 from billing.rates.price_book import MAX_NAME_LENGTH, NewPrice, Proposal, parse
 from billing.rates.pricing import Tier
 from frontend.core.confirmation import Confirm
@@ -25,6 +34,8 @@ from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_form_errors, render_page
 from frontend.core.screens import ConsoleScreen
 from frontend.operator.prices import detail, forms, page
+from frontend.operator.prices.studio import StudioForm, find_studio, page_data, project
+from tenants.actions.sole_operators import find_sole_operator_obstacle
 from tenants.models import Tenant
 from tenants.request_costs import REPORT_COST
 
@@ -40,6 +51,14 @@ DETAIL_PANELS = Panels(
     "operator-prices-detail-panel",
     (
         Panel("diff", _lazy("Changes"), "operator/prices/detail.html#diff", detail.diff, every=0),
+        Panel(
+            "projection",
+            _lazy("A month at these prices"),
+            "operator/prices/studio.html#projection",
+            detail.projection,
+            every=0,
+            lazy=True,
+        ),
         Panel(
             "preview",
             _lazy("Last month at these prices"),
@@ -73,6 +92,66 @@ def model(ctx: PageContext) -> HttpResponse:
     """Draft the prices of one model, starting from the active ones."""
     form = _model_form(ctx, _plain(ctx))
     return _draft(ctx, form, _("Prices of a model"), "operator/prices/page.html#model")
+
+
+@operator_page(methods=FORM)
+def studio(ctx: PageContext) -> HttpResponse:
+    """Draft the prices of one model in all tiers, beside what it costs and what the last month would have cost."""
+    with ctx.scope():
+        found = find_studio(ctx, _model_of(ctx))
+        shown = page_data(ctx, found)
+    query = urlencode(found.owner.query | {"model": found.model})
+    return form_view(
+        ctx,
+        _("Price studio"),
+        StudioForm(found, bound_data(ctx)),
+        lambda data: do_propose_prices(
+            data["proposal"],
+            book=found.owner.book,
+            tenant=found.owner.tenant,
+            effective_from=data["since"],
+            note=data["note"],
+            created_by=ctx.user,
+        ),
+        submit=_("Create draft"),
+        back=ctx.url("operator-prices"),
+        message=lambda _done: _describe_done(ctx, is_new=True),
+        then=lambda made: ctx.url("operator-prices-detail", made.pk),
+        template="operator/prices/studio.html",
+        breadcrumbs=(_book(ctx),),
+        action_url=ctx.request.get_full_path(),
+        effect_url=f"{ctx.url('operator-prices-studio-effect')}?{query}",
+        month_url=f"{ctx.url('operator-prices-studio-month')}?{query}",
+        **shown,
+    )
+
+
+@operator_page(methods=("POST",))
+def studio_effect(ctx: PageContext) -> HttpResponse:
+    """Return the changes and margins at the prices as typed so far."""
+    return _render_effect(ctx, with_month=False)
+
+
+@operator_page(methods=("POST",), cost=REPORT_COST)
+def studio_month(ctx: PageContext) -> HttpResponse:
+    """Return the last complete month at the prices as typed so far, with their changes and margins."""
+    return _render_effect(ctx, with_month=True)
+
+
+def _render_effect(ctx: PageContext, *, with_month: bool) -> HttpResponse:
+    with ctx.scope():
+        found = find_studio(ctx, _model_of(ctx))
+        form, panel = StudioForm(found, ctx.request.POST, is_draft=False), None
+        if form.is_valid() and form.changes and with_month:
+            book = PriceBook.objects.filter(name=found.owner.book).first() or PriceBook(name=found.owner.book)
+            tenant_id = None if found.owner.tenant is None else found.owner.tenant.pk
+            panel = project(ctx, form.cleaned_data["proposal"], book, tenant_id)
+        context = {"form": form, "panel": panel, "ctx": ctx}
+        return render(ctx.request, "operator/prices/studio.html#effect", context)
+
+
+def _model_of(ctx: PageContext) -> str:
+    return ctx.query.get("model", "").strip()[:MAX_NAME_LENGTH]
 
 
 @operator_page(methods=FORM, cost=REPORT_COST)
@@ -112,15 +191,20 @@ def _draft(
         lambda data: _propose(ctx, data, row),
         submit=_("Create draft") if row is None else _("Save"),
         back=ctx.url("operator-prices") if row is None else ctx.url("operator-prices-detail", row.pk),
-        message=lambda _done: (
-            _("Draft created. Another operator must publish it.")
-            if row is None
-            else _("Draft updated. Another operator must publish it.")
-        ),
+        message=lambda _done: _describe_done(ctx, is_new=row is None),
         then=lambda made: ctx.url("operator-prices-detail", made.pk),
         template=template,
         breadcrumbs=(_book(ctx),),
     )
+
+
+def _describe_done(ctx: PageContext, *, is_new: bool) -> str:
+    """Return the message after a draft was created or updated: whether another operator must publish it."""
+    if find_sole_operator_obstacle(ctx.user) is None:
+        return _("Draft created.") if is_new else _("Draft updated.")
+    if is_new:
+        return _("Draft created. Another operator must publish it.")
+    return _("Draft updated. Another operator must publish it.")
 
 
 def _propose(ctx: PageContext, data: dict[str, Any], row: PriceVersion | None) -> PriceVersion:
@@ -187,7 +271,6 @@ def publish(ctx: PageContext) -> HttpResponse:
         if row.effective_from
         else _("From now")
     )
-    owner = header["owner"] if row.tenant_id is not None else _("all tenants on “%(name)s”") % {"name": row.book.name}
     return form_view(
         ctx,
         _("Publish %(version)s") % {"version": in_sentence(header["heading"])},
@@ -203,7 +286,58 @@ def publish(ctx: PageContext) -> HttpResponse:
             "%(since)s, %(prices)s prices of %(models)s models apply to %(owner)s. Published prices never "
             "change. A later version replaces them."
         )
-        % {"since": since, "prices": header["prices"], "models": header["models"], "owner": owner},
+        % (_scope_of(header, row) | {"since": since}),
+        danger=True,
+    )
+
+
+def _scope_of(header: dict[str, Any], row: PriceVersion) -> dict[str, Any]:
+    """Return the values of a sentence about the prices of a version."""
+    owner = header["owner"] if row.tenant_id is not None else _("all tenants on “%(name)s”") % {"name": row.book.name}
+    return {"prices": header["prices"], "models": header["models"], "owner": owner}
+
+
+@operator_page(methods=FORM, step_up=True)
+def publish_as_sole_operator(ctx: PageContext) -> HttpResponse:
+    """Schedule the user's own draft, with the password and, where there is one, a recent second factor."""
+    with ctx.scope():
+        header, row = detail.header(ctx), detail.version_of(ctx)
+    return form_view(
+        ctx,
+        _("Publish %(version)s without a second operator") % {"version": in_sentence(header["heading"])},
+        forms.SoleOperatorForm(ctx, bound_data(ctx)),
+        lambda _: do_publish_as_sole_operator(row, by=ctx.user),
+        submit=_("Publish"),
+        back=ctx.url("operator-prices-detail", row.pk),
+        message=lambda made: (
+            _("The prices take effect on %(time)s UTC. Until then, they can be cancelled.")
+            % {"time": day_text(cast(datetime, made.effective_from), "j F Y, H:i")}
+        ),
+        breadcrumbs=(_book(ctx),),
+        effect=_(
+            "%(prices)s prices of %(models)s models apply to %(owner)s, in an hour at the earliest. Until then, any "
+            "operator can cancel them. You can do this because you are the only active operator."
+        )
+        % _scope_of(header, row),
+    )
+
+
+@operator_page(methods=FORM, step_up=True)
+def cancel(ctx: PageContext) -> HttpResponse:
+    with ctx.scope():
+        header, row = detail.header(ctx), detail.version_of(ctx)
+    return form_view(
+        ctx,
+        _("Cancel %(version)s") % {"version": in_sentence(header["heading"])},
+        Form(bound_data(ctx)),
+        lambda _: do_cancel_prices(row, by=ctx.user),
+        submit=_("Cancel prices"),
+        back=ctx.url("operator-prices-detail", row.pk),
+        message=lambda made: (
+            _("Version %(number)s of %(book)s was cancelled.") % {"number": made.number, "book": made.book}
+        ),
+        breadcrumbs=(_book(ctx),),
+        effect=_("These prices never take effect. They can be copied to a new draft."),
         danger=True,
     )
 
@@ -303,6 +437,9 @@ SCREEN = ConsoleScreen(
 urlpatterns = [
     path("operator/prices/", prices, name="operator-prices"),
     path("operator/prices/model", model, name="operator-prices-model"),
+    path("operator/prices/studio", studio, name="operator-prices-studio"),
+    path("operator/prices/studio/effect", studio_effect, name="operator-prices-studio-effect"),
+    path("operator/prices/studio/month", studio_month, name="operator-prices-studio-month"),
     path("operator/prices/csv", upload, name="operator-prices-csv"),
     path("operator/prices/import", public, name="operator-prices-import"),
     BOOK.operator_url("operator/prices/"),
@@ -310,5 +447,11 @@ urlpatterns = [
     path("operator/prices/<int:version>/edit", edit, name="operator-prices-edit"),
     path("operator/prices/<int:version>/publish", publish, name="operator-prices-publish"),
     path("operator/prices/<int:version>/discard", discard, name="operator-prices-discard"),
+    path(
+        "operator/prices/<int:version>/publish-as-sole-operator",
+        publish_as_sole_operator,
+        name="operator-prices-publish-as-sole-operator",
+    ),
+    path("operator/prices/<int:version>/cancel", cancel, name="operator-prices-cancel"),
     DETAIL_PANELS.operator_url("operator/prices/<int:version>/"),
 ]

@@ -9,8 +9,7 @@ from django.utils.translation import gettext as _
 
 from billing.payments.camt import MAX_BYTES
 from frontend.core.languages import lazy_text as _lazy
-
-_NO_AUTOCOMPLETE = {"autocomplete": "off", "spellcheck": "false"}
+from frontend.core.plain_text_field import PLAIN_TEXT, PlainTextField
 
 
 class ImportForm(forms.Form):
@@ -33,19 +32,18 @@ class ImportForm(forms.Form):
 class AssignForm(forms.Form):
     """The tenant or the invoice that a payment belongs to."""
 
-    invoice = forms.CharField(
+    invoice = PlainTextField(
         label=_lazy("Invoice number"),
         max_length=40,
         required=False,
         help_text=_lazy("Paid first. The rest is applied to the oldest open invoice, or the next one"),
-        widget=forms.TextInput(attrs=_NO_AUTOCOMPLETE),
     )
     tenant = forms.SlugField(
         label=_lazy("Or tenant"),
         max_length=50,
         required=False,
         help_text=_lazy("The short name of the tenant"),
-        widget=forms.TextInput(attrs=_NO_AUTOCOMPLETE),
+        widget=forms.TextInput(attrs=PLAIN_TEXT),
     )
     as_credit = forms.BooleanField(required=False, label=_lazy("Buy prepaid credit with it"))
 

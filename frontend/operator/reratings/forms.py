@@ -13,29 +13,27 @@ from billing.rates.price_book import Proposal
 from billing.rates.price_files import read_csv
 from frontend.core.backend_messages import translate_message
 from frontend.core.languages import lazy_text as _lazy
-from frontend.operator.prices.forms import NO_AUTOCOMPLETE, PriceDraftForm
+from frontend.core.plain_text_field import PLAIN_TEXT, PlainTextField
+from frontend.operator.prices.forms import PriceDraftForm
 
 
 class RerateForm(PriceDraftForm):
     """Corrected prices as CSV, and the times of admission of the usage that they apply to."""
 
-    since = forms.CharField(
+    since = PlainTextField(
         label=_lazy("Admitted from"),
         max_length=25,
         help_text="UTC, e.g. 2026-10-01",
-        widget=forms.TextInput(attrs=NO_AUTOCOMPLETE),
     )
-    until = forms.CharField(
+    until = PlainTextField(
         label=_lazy("Admitted before"),
         max_length=25,
         help_text="UTC, e.g. 2026-11-01",
-        widget=forms.TextInput(attrs=NO_AUTOCOMPLETE),
     )
-    note = forms.CharField(
+    note = PlainTextField(
         label=_lazy("Reason"),
         max_length=200,
         help_text=_lazy("Printed on the credit and debit notes"),
-        widget=forms.TextInput(attrs=NO_AUTOCOMPLETE),
     )
     text = forms.CharField(
         label=_lazy("Corrected prices as CSV"),
@@ -44,7 +42,7 @@ class RerateForm(PriceDraftForm):
             "Columns: model, tier, component, usd_per_million. Optional: from_tokens, until_tokens, from_time, "
             "until_time, weekdays, time_zone. Other prices do not change"
         ),
-        widget=forms.Textarea(attrs=NO_AUTOCOMPLETE | {"rows": 8, "class": "mono", "wrap": "off"}),
+        widget=forms.Textarea(attrs=PLAIN_TEXT | {"rows": 8, "class": "mono", "wrap": "off"}),
     )
     field_order = ("text", "since", "until", "book", "tenant", "note")
 

@@ -16,7 +16,6 @@ from billing.models import (
     CHARGES,
     Account,
     BillingProfile,
-    Commitment,
     CreditGrant,
     Invoice,
     Price,
@@ -93,16 +92,9 @@ def plan(ctx: PageContext) -> dict[str, Any]:
         "tenant": tenant,
         "book": assigned.book.name if assigned else PriceBook.LIST,
         "own_prices": own.count(),
-        "commitments": list(unended_commitments(ctx)),
         "profile": BillingProfile.objects.for_tenant(tenant).select_related("entity").first(),
         "live_keys": live.filter(Q(expires_at=None) | Q(expires_at__gt=ctx.now)).count(),
     }
-
-
-def unended_commitments(ctx: PageContext) -> QuerySet[Commitment]:
-    """Return the tenant's commitments of this month and later ones, oldest first. Call inside `ctx.scope()`."""
-    rows = Commitment.objects.for_tenant(tenant_of(ctx)).order_by("pk")
-    return rows.filter(Q(last_month="") | Q(last_month__gte=f"{ctx.now:%Y-%m}"))
 
 
 def limits(ctx: PageContext) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from frontend.core.day_field import DayField
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import page_currency
 from frontend.core.one_time_secrets import OnceForm
-from frontend.operator.billing.forms import BillingRunAmount
+from frontend.core.plain_text_field import PlainTextField
 from tenants.models import Tenant
 
 MAX_AMOUNT = Decimal(10) ** 8  # dollars, or units of another currency
@@ -34,12 +34,11 @@ def _amount(label: str, help_text: str) -> forms.DecimalField:
 
 class NewTenantForm(OnceForm):
     name = forms.CharField(label=_lazy("Name"), max_length=200, widget=forms.TextInput(attrs={"autocomplete": "off"}))
-    slug = forms.CharField(
+    slug = PlainTextField(
         label=_lazy("Slug"),
         max_length=50,
         required=False,
         help_text=_lazy("Used in URLs: lowercase letters, digits and hyphens. Leave blank to create it from the name"),
-        widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false"}),
     )
     email = forms.EmailField(
         label=_lazy("First owner’s email address"),
@@ -115,45 +114,6 @@ class PriceBookForm(forms.Form):
         if not isinstance(field, forms.ChoiceField):
             raise TypeError("the book is a choice")
         field.choices = [(name, name) for name in books]
-
-
-class MonthField(forms.RegexField):
-    """A month, such as 2026-12."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(
-            r"^\d{4}-(0[1-9]|1[0-2])\Z",
-            widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false"}),
-            error_messages={"invalid": _lazy("Enter a month, such as 2026-12.")},
-            **options,
-        )
-
-
-class EndCommitmentForm(forms.Form):
-    last_month = MonthField(
-        label=_lazy("Last month"), help_text=_lazy("For example 2026-12. Must not be before an invoiced month")
-    )
-
-
-class OneOffLineForm(forms.Form):
-    """A charge on the invoice of a month, or of each month until a last one."""
-
-    description = forms.CharField(max_length=200, label=_lazy("Description"), help_text=_lazy("Printed on the invoice"))
-    month = MonthField(
-        label=_lazy("Month"), help_text=_lazy("For example 2026-12. If it is invoiced, the next invoice has the line")
-    )
-    last_month = MonthField(
-        label=_lazy("Last month"),
-        required=False,
-        help_text=_lazy("The line repeats each month until this one. Leave blank to charge it once"),
-    )
-    field_order = ("description", "amount", "month", "last_month")
-
-    def __init__(self, currency: str, data: Any = None) -> None:
-        super().__init__(data)
-        label = _("Amount before tax, %(currency)s") % {"currency": currency}
-        self.fields["amount"] = BillingRunAmount(label, currency=currency)
-        self.order_fields(self.field_order)
 
 
 def day_end(day: date | None) -> datetime | None:

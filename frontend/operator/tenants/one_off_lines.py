@@ -13,12 +13,13 @@ from billing.invoicing.one_off_lines import do_add_one_off_line, do_end_one_off_
 from billing.ledger.open_months import newest_invoiced_month
 from billing.models import OneOffLine
 from billing.pricing.currencies import currency_of
-from frontend.core.form_view import bound_data, form_view
-from frontend.core.layout import Breadcrumb
+from frontend.core.form_view import bound_data
 from frontend.core.numbers import Money
 from frontend.core.page_context import FORM, PageContext, first_or_404, operator_page
 from frontend.operator.billing.forms import cents_of
-from frontend.operator.tenants import detail, forms
+from frontend.operator.tenants import charge_forms as forms
+from frontend.operator.tenants import detail
+from frontend.operator.tenants.tenant_form import tenant_form_view
 from tenants.models import Tenant
 
 MAX_LINES = 50
@@ -52,7 +53,7 @@ def add(ctx: PageContext) -> HttpResponse:
         fields = {name: data[name] for name in ("month", "last_month", "description")}
         return do_add_one_off_line(tenant, cents=cents_of(data["amount"], currency), **fields)
 
-    return _form_view(
+    return tenant_form_view(
         ctx,
         tenant,
         _("New one-off line of %(name)s") % {"name": tenant.name},
@@ -67,11 +68,11 @@ def add(ctx: PageContext) -> HttpResponse:
 @operator_page(methods=FORM, step_up=True)
 def end(ctx: PageContext) -> HttpResponse:
     tenant, row = _line(ctx)
-    return _form_view(
+    return tenant_form_view(
         ctx,
         tenant,
         _("End “%(name)s”") % {"name": row.description},
-        forms.EndCommitmentForm(bound_data(ctx), initial={"last_month": f"{ctx.now:%Y-%m}"}),
+        forms.EndChargeForm(bound_data(ctx), initial={"last_month": f"{ctx.now:%Y-%m}"}),
         lambda data: do_end_one_off_line(row, data["last_month"]),
         submit=_("End line"),
         message=lambda ended: (
@@ -84,7 +85,7 @@ def end(ctx: PageContext) -> HttpResponse:
 @operator_page(methods=FORM, step_up=True)
 def remove(ctx: PageContext) -> HttpResponse:
     tenant, row = _line(ctx)
-    return _form_view(
+    return tenant_form_view(
         ctx,
         tenant,
         _("Remove “%(name)s”") % {"name": row.description},
@@ -100,9 +101,3 @@ def remove(ctx: PageContext) -> HttpResponse:
 def _line(ctx: PageContext) -> tuple[Tenant, OneOffLine]:
     with ctx.scope():
         return detail.tenant_of(ctx), first_or_404(_lines(ctx).filter(pk=ctx.arguments["one_off_line"]))
-
-
-def _form_view(ctx: PageContext, tenant: Tenant, title: str, form: Any, action: Any, **context: Any) -> HttpResponse:
-    back = ctx.url("operator-tenants-detail", tenant.pk)
-    breadcrumbs = (Breadcrumb(_("Tenants"), ctx.url("operator-tenants")), Breadcrumb(tenant.name, back))
-    return form_view(ctx, title, form, action, back=back, breadcrumbs=breadcrumbs, **context)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from django.conf import settings
 from django.forms import Form
@@ -12,11 +11,10 @@ from django.urls import path
 from django.utils.translation import gettext as _
 
 from billing.budgets.budgets import do_change_budget
-from billing.ledger.credits import do_end_commitment
 from billing.models import Budget, PriceBook, PriceBookAssignment
 from billing.pricing.prices import do_assign_book
 from frontend.core import impersonation
-from frontend.core.form_view import bound_data, form_view
+from frontend.core.form_view import bound_data
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import Breadcrumb
 from frontend.core.metering import metering
@@ -25,13 +23,13 @@ from frontend.core.page_context import FORM, PageContext, first_or_404, operator
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import redirect_with_message, render_page
 from frontend.core.screens import ConsoleScreen
-from frontend.operator.tenants import detail, forms, one_off_lines, page
+from frontend.operator.tenants import detail, forms, one_off_lines, page, recurring_charges
+from frontend.operator.tenants.tenant_form import tenant_form_view, tenants_breadcrumb
 from frontend.tenant.budgets.effect import effect_of
 from tenants import actions, invitations
 from tenants.models import Invitation, Membership, Tenant
 from tenants.site_urls import is_site_url
 
-T = TypeVar("T")
 LIST = Panels(
     "operator-tenants-panel",
     (
@@ -47,9 +45,23 @@ DETAIL_PANELS = Panels(
         Panel("plan", _lazy("Plan"), "operator/tenants/detail.html#plan", detail.plan, every=0),
         Panel("limits", _lazy("Budgets and limits"), "operator/tenants/detail.html#limits", detail.limits),
         Panel(
+            "commitments",
+            _lazy("Commitments"),
+            "operator/tenants/charges.html#commitments",
+            recurring_charges.commitments,
+            every=0,
+        ),
+        Panel(
+            "terms",
+            _lazy("Price terms"),
+            "operator/tenants/charges.html#terms",
+            recurring_charges.price_terms,
+            every=0,
+        ),
+        Panel(
             "lines",
             _lazy("One-off lines"),
-            "operator/tenants/detail.html#lines",
+            "operator/tenants/charges.html#lines",
             one_off_lines.one_off_lines,
             every=0,
         ),
@@ -71,7 +83,11 @@ def tenants(ctx: PageContext) -> HttpResponse:
 @operator_page()
 def tenant(ctx: PageContext) -> HttpResponse:
     found = _tenant(ctx)
-    context: dict[str, Any] = {"breadcrumbs": (_tenants(ctx),), "tenant": found, "metering": metering(ctx.now)}
+    context: dict[str, Any] = {
+        "breadcrumbs": (tenants_breadcrumb(ctx),),
+        "tenant": found,
+        "metering": metering(ctx.now),
+    }
     return render_page(ctx, "operator/tenants/detail.html", found.name, panels=DETAIL_PANELS, **context)
 
 
@@ -88,7 +104,7 @@ def create_tenant(ctx: PageContext) -> HttpResponse:
         create,
         submit=_("Create tenant"),
         back=ctx.url("operator-tenants"),
-        breadcrumbs=(_tenants(ctx),),
+        breadcrumbs=(tenants_breadcrumb(ctx),),
     )
 
 
@@ -120,7 +136,7 @@ def invitation(ctx: PageContext) -> HttpResponse:
         "link": link,
         "files": "" if platform.email_url else platform.data_dir.absolute() / "mail",
         "url": url,
-        "breadcrumbs": (_tenants(ctx),),
+        "breadcrumbs": (tenants_breadcrumb(ctx),),
     }
     return render_page(ctx, "operator/tenants/page.html#invitation", _("Invitation link"), **context)
 
@@ -128,7 +144,7 @@ def invitation(ctx: PageContext) -> HttpResponse:
 @operator_page(methods=FORM, step_up=True)
 def suspend(ctx: PageContext) -> HttpResponse:
     found = _tenant(ctx)
-    return _form_view(
+    return tenant_form_view(
         ctx,
         found,
         _("Suspend %(name)s") % {"name": found.name},
@@ -152,7 +168,7 @@ def suspend(ctx: PageContext) -> HttpResponse:
 @operator_page(methods=FORM, step_up=True)
 def resume(ctx: PageContext) -> HttpResponse:
     found = _tenant(ctx)
-    return _form_view(
+    return tenant_form_view(
         ctx,
         found,
         _("Resume %(name)s") % {"name": found.name},
@@ -174,7 +190,7 @@ def raise_budget(ctx: PageContext) -> HttpResponse:
         found = detail.tenant_of(ctx)
         budget = first_or_404(Budget.objects.for_tenant(found).filter(pk=ctx.arguments["budget"], active=True))
         form = forms.BudgetRaiseForm(budget.unit, bound_data(ctx))
-    return _form_view(
+    return tenant_form_view(
         ctx,
         found,
         _("Raise “%(name)s”") % {"name": budget.name},
@@ -194,7 +210,7 @@ def book(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         books = list(PriceBook.objects.order_by("name").values_list("name", flat=True)) or [PriceBook.LIST]
         assigned = PriceBookAssignment.objects.for_tenant(found).select_related("book").first()
-    return _form_view(
+    return tenant_form_view(
         ctx,
         found,
         _("Price book of %(name)s") % {"name": found.name},
@@ -203,23 +219,6 @@ def book(ctx: PageContext) -> HttpResponse:
         submit=_("Assign"),
         message=lambda _done: _("%(name)s now uses this price book.") % {"name": found.name},
         effect=_("Applies to requests received from now. Earlier requests keep their prices."),
-    )
-
-
-@operator_page(methods=FORM, step_up=True)
-def end_commitment(ctx: PageContext) -> HttpResponse:
-    with ctx.scope():
-        found = detail.tenant_of(ctx)
-        commitment = first_or_404(detail.unended_commitments(ctx).filter(pk=ctx.arguments["commitment"]))
-    return _form_view(
-        ctx,
-        found,
-        _("End “%(name)s”") % {"name": commitment.name},
-        forms.EndCommitmentForm(bound_data(ctx), initial={"last_month": f"{ctx.now:%Y-%m}"}),
-        lambda data: do_end_commitment(commitment, data["last_month"]),
-        submit=_("End commitment"),
-        message=lambda ended: _("“%(name)s” ends after %(month)s.") % {"name": ended.name, "month": ended.last_month},
-        effect=_("Later months have neither the fee nor the included usage. An ended commitment cannot be extended."),
     )
 
 
@@ -234,7 +233,7 @@ def invite(ctx: PageContext) -> HttpResponse:
         lambda data: _invite_owner(ctx, found, data["email"]),
         submit=_("Invite"),
         back=back,
-        breadcrumbs=(_tenants(ctx), Breadcrumb(found.name, back)),
+        breadcrumbs=(tenants_breadcrumb(ctx), Breadcrumb(found.name, back)),
     )
 
 
@@ -245,7 +244,7 @@ def view(ctx: PageContext) -> HttpResponse:
     url = ctx.query.get("next", "")
     home = f"/t/{found.slug}/"
     inside = url.startswith(home) and is_site_url(url)
-    return _form_view(
+    return tenant_form_view(
         ctx,
         found,
         _("View as %(name)s: read-only for up to 1 hour") % {"name": found.name},
@@ -274,29 +273,6 @@ def _tenant(ctx: PageContext) -> Tenant:
         return detail.tenant_of(ctx)
 
 
-def _form_view(
-    ctx: PageContext,
-    found: Tenant,
-    title: str,
-    form: Any,
-    action: Callable[[dict[str, Any]], T],
-    *,
-    submit: str,
-    message: Callable[[T], str],
-    **context: Any,
-) -> HttpResponse:
-    """Return a form about the tenant that leads back to the tenant's page."""
-    back = ctx.url("operator-tenants-detail", found.pk)
-    breadcrumbs = (_tenants(ctx), Breadcrumb(found.name, back))
-    return form_view(
-        ctx, title, form, action, submit=submit, back=back, message=message, breadcrumbs=breadcrumbs, **context
-    )
-
-
-def _tenants(ctx: PageContext) -> Breadcrumb:
-    return Breadcrumb(_("Tenants"), ctx.url("operator-tenants"))
-
-
 SCREEN = ConsoleScreen(
     "operator-tenants",
     _lazy("Tenants"),
@@ -321,9 +297,27 @@ urlpatterns = [
     path("operator/tenants/<int:tenant>/view", view, name="operator-tenants-view"),
     path("operator/tenants/<int:tenant>/budgets/<int:budget>/raise", raise_budget, name="operator-tenants-raise"),
     path(
+        "operator/tenants/<int:tenant>/commitments/new",
+        recurring_charges.add_commitment,
+        name="operator-tenants-add-commitment",
+    ),
+    path(
         "operator/tenants/<int:tenant>/commitments/<int:commitment>/end",
-        end_commitment,
+        recurring_charges.end_commitment,
         name="operator-tenants-end-commitment",
+    ),
+    *(
+        path(f"operator/tenants/<int:tenant>/price-terms/{name}", view, name=f"operator-tenants-add-{name}")
+        for name, view in (
+            ("minimum", recurring_charges.add_minimum),
+            ("discount", recurring_charges.add_discount),
+            ("tiered-price", recurring_charges.add_tiered_price),
+        )
+    ),
+    path(
+        "operator/tenants/<int:tenant>/price-terms/<int:price_term>/end",
+        recurring_charges.end_price_term,
+        name="operator-tenants-end-price-term",
     ),
     path("operator/tenants/<int:tenant>/one-off-lines/new", one_off_lines.add, name="operator-tenants-add-line"),
     path(

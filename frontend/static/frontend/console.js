@@ -20,12 +20,19 @@ on("click", (event) => {
   root.dispatchEvent(new Event("themed"));
 });
 
-// Menus close when another element is used.
+// Menus close when another element is used, and by Escape.
 const closeMenus = (target) => {
   for (const menu of document.querySelectorAll("details.menu[open]")) if (!menu.contains(target)) menu.open = false;
 };
 on("click", (event) => closeMenus(event.target));
 on("focusin", (event) => closeMenus(event.target));
+on("keydown", (event) => {
+  const menu = event.key === "Escape" && $("details.menu[open]");
+  if (!menu) return;
+  event.preventDefault();
+  menu.open = false;
+  $("summary", menu).focus();
+});
 
 // Panels do not refresh while the page is hidden, a field has the focus, or rows are selected. A link keeps the focus.
 const last = new WeakMap();

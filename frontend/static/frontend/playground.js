@@ -528,7 +528,7 @@ if (form) {
   on("click", () => { stop(); shown.clear(); columns.replaceChildren(); showError(""); code(); form.elements.prompt.focus(); }, $("[data-new]", form));
   on("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && form.contains(event.target)) { event.preventDefault(); form.requestSubmit(); }
-    if (event.key === "Escape" && running.size && !$("dialog[open]")) { event.preventDefault(); stop(); }
+    if (event.key === "Escape" && !event.defaultPrevented && running.size && !$("dialog[open]")) { event.preventDefault(); stop(); }
   });
   on("pagehide", () => socket?.close(), window);
   updateChoices();

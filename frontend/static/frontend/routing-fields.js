@@ -10,7 +10,7 @@ const ruleFields = ({ data, edited, place }) => {
     return element;
   };
   const read = (text) => (/^\d{1,15}$/.test(text.trim()) ? Number(text) : text.trim());
-  const shown = (value) => (typeof value === "number" ? value.toLocaleString(locale) : String(value));
+  const formatValue = (value) => (typeof value === "number" ? value.toLocaleString(locale) : String(value));
   const listed = (values) => values.map(String).join(", ");
   const split = (text) => text.split(",").map((part) => part.trim()).filter(Boolean);
   const close = (menu) => { menu.open = false; $("summary", menu).focus(); };
@@ -49,7 +49,7 @@ const ruleFields = ({ data, edited, place }) => {
       return { [operator]: value[operator] ?? first };
     },
     words: (value) => {
-      const [least, most] = [value[AT_LEAST], value[AT_MOST]].map((end) => end !== undefined && shown(end) + unit);
+      const [least, most] = [value[AT_LEAST], value[AT_MOST]].map((end) => end !== undefined && formatValue(end) + unit);
       return least && most ? ["", `${least} – ${most}`] : most ? ["≤", most] : ["≥", least];
     },
     fields: ({ value, path }) => [AT_LEAST, AT_MOST].filter((end) => end in value).map((end) =>
@@ -208,5 +208,5 @@ const ruleFields = ({ data, edited, place }) => {
 
   const canShow = (rule) => isObject(rule) && Array.isArray(rule.targets) && rule.targets.every(isObject) && isObject(rule.when ?? {})
     && Object.entries(rule.when ?? {}).every(([field, value]) => FIELDS[field]?.fits(value)) && isObject(rule.escalate ?? {}) && Array.isArray(rule.escalate?.on ?? []);
-  return { FIELDS, canShow, isObject, conditionsOf, writeConditions, conditionChip, picker, read, copy, close, open, shown };
+  return { FIELDS, canShow, isObject, conditionsOf, writeConditions, conditionChip, picker, read, copy, close, open, formatValue };
 };

@@ -66,7 +66,7 @@
       const total = weights.reduce((sum, each) => sum + each, 0);
       weight.parentElement.hidden = !isWeighted;
       share.hidden = !isWeighted;
-      share.textContent = total ? `${fields.shown(Math.round((1000 * (Number(target.weight ?? 1) || 0)) / total) / 10)}%` : "–";
+      share.textContent = total ? `${fields.formatValue(Math.round((1000 * (Number(target.weight ?? 1) || 0)) / total) / 10)}%` : "–";
       up.hidden = !isOnlyFallback && card.rule.strategy !== "ordered";
       up.disabled = peers()[0] === item;
     } };
@@ -331,7 +331,7 @@
       change.hidden = !changes[index];
       change.textContent = changes[index] ?? "";
       count.hidden = requests[index] === undefined;
-      count.textContent = count.hidden ? "" : _("%(requests)s requests", { requests: fields.shown(requests[index]) });
+      count.textContent = count.hidden ? "" : _("%(requests)s requests", { requests: fields.formatValue(requests[index]) });
     });
   };
   place($("#id_name"), () => "name");
@@ -380,7 +380,7 @@
   on("click", ({ target }) => target.closest("button")?.act?.());
   on("keydown", (event) => {
     const menu = event.target.closest?.("#builder details.menu[open]");
-    if (!menu || !(event.key === "Escape" || (event.key === "Enter" && event.target.matches("input")))) return;
+    if (!menu || event.key !== "Enter" || !event.target.matches("input")) return;
     event.preventDefault();
     fields.close(menu);
   });

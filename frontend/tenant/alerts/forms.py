@@ -9,9 +9,9 @@ from django.utils.text import capfirst
 
 from frontend.core.backend_messages import translate_lazily
 from frontend.core.languages import lazy_text as _lazy
+from frontend.core.plain_text_field import PLAIN_TEXT, PlainTextField
 from tenants.webhooks.event_types import EVENT_TYPES
 
-_SECRET = {"autocomplete": "off", "spellcheck": "false"}
 MUTES = (
     ("1", _lazy("1 hour")),
     ("8", _lazy("8 hours")),
@@ -47,7 +47,7 @@ class SlackForm(ChannelForm):
         help_text=_lazy(
             "From Slack, Mattermost or another server with Slack-compatible webhooks. It is stored encrypted."
         ),
-        widget=forms.URLInput(attrs=_SECRET | {"placeholder": "https://hooks.slack.com/services/…"}),
+        widget=forms.URLInput(attrs=PLAIN_TEXT | {"placeholder": "https://hooks.slack.com/services/…"}),
     )
     field_order = ("url", "description", "event_types")
 
@@ -55,11 +55,10 @@ class SlackForm(ChannelForm):
 class PagerDutyForm(ChannelForm):
     """A new PagerDuty channel."""
 
-    routing_key = forms.CharField(
+    routing_key = PlainTextField(
         label=_lazy("Integration key"),
         max_length=64,
         help_text=_lazy("Of an Events API v2 integration. It is stored encrypted."),
-        widget=forms.TextInput(attrs=_SECRET),
     )
     region = forms.ChoiceField(label=_lazy("Region"), choices=(("us", "US"), ("eu", "EU")))
     field_order = ("routing_key", "region", "description", "event_types")

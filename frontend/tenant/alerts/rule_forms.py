@@ -11,6 +11,7 @@ from django.utils.translation import gettext as _
 
 from billing.currencies.amounts import NANO_DIGITS
 from frontend.core.languages import lazy_text as _lazy
+from frontend.core.plain_text_field import PLAIN_TEXT
 from frontend.tenant.alerts.rules import (
     ALL_MODELS,
     ALL_PROJECTS,
@@ -25,8 +26,7 @@ from millrace.apps.alerts.actions import DEFAULT_MIN_REQUESTS, DEFAULT_WINDOW, M
 from millrace.apps.alerts.models import AlertRule
 
 Metric = AlertRule.Metric
-_PLAIN = {"autocomplete": "off", "spellcheck": "false"}
-_NUMBER = {**_PLAIN, "inputmode": "decimal"}
+_NUMBER = {**PLAIN_TEXT, "inputmode": "decimal"}
 _FIELD = re.compile(r"\{(\w+)\}")
 _PERCENT = re.compile(r"([0-9]{1,2})(?:[.,]([0-9]{1,2}))?", re.ASCII)
 _DEFAULTS = {
@@ -60,7 +60,7 @@ class AlertRuleForm(forms.Form):
                 min_value=1,
                 max_value=MAX_MIN_REQUESTS,
                 initial=rule.min_requests if rule else DEFAULT_MIN_REQUESTS,
-                widget=forms.TextInput({**_PLAIN, "inputmode": "numeric"}),
+                widget=forms.TextInput({**PLAIN_TEXT, "inputmode": "numeric"}),
             )
 
     def parts(self) -> Iterator[dict[str, Any]]:

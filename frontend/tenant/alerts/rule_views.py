@@ -27,7 +27,7 @@ from millrace.apps.alerts.actions import (
     do_remove_alert_rule,
 )
 from millrace.apps.alerts.models import AlertRule
-from millrace.apps.deployments.deployments import served_specs
+from millrace.apps.deployments.served_deployments import served_specs
 from tenants.models import Project, Tenant
 from tenants.permissions import Permission
 from tenants.request_costs import PAGE_COST

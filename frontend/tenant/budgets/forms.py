@@ -13,14 +13,14 @@ from billing.models import Budget
 from frontend.core.day_field import DayField
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import page_currency
+from frontend.core.plain_text_field import PLAIN_TEXT, PlainTextField
 from frontend.tenant.budgets.amounts import input_text, parse
 from frontend.tenant.budgets.scopes import BudgetOwnerScope
 from frontend.tenant.keys.key_limits import NAMES
-from millrace.apps.deployments.deployments import served_specs
+from millrace.apps.deployments.served_deployments import served_specs
 from tenants.models import LIMITS, LimitSet
 
-_PLAIN = {"autocomplete": "off", "spellcheck": "false"}
-_NUMBER = {**_PLAIN, "inputmode": "decimal"}
+_NUMBER = {**PLAIN_TEXT, "inputmode": "decimal"}
 # The words of the sentence that a budget's form is.
 UNITS = (("money", _lazy("spend")), ("tokens", _lazy("tokens")), ("requests", _lazy("requests")))
 PERIODS = (("month", _lazy("per month")), ("day", _lazy("per day")), ("lifetime", _lazy("in total")))
@@ -63,7 +63,7 @@ class AmountField(forms.CharField):
 class BudgetForm(forms.Form):
     """The settings of a budget that can be changed. `unit` is the unit of its amounts."""
 
-    name = forms.CharField(max_length=100, widget=forms.TextInput(_PLAIN))
+    name = PlainTextField(max_length=100)
     amount = AmountField(label=_lazy("Limit"))
     mode = forms.ChoiceField(label=_lazy("When the limit is reached"), choices=MODES, initial=Budget.Mode.HARD)
     reduce_max_tokens = forms.BooleanField(
@@ -76,11 +76,10 @@ class BudgetForm(forms.Form):
         label=_lazy("Rollover cap"),
         help_text=_lazy("Unused budget carried into the next period. Leave blank for none."),
     )
-    thresholds = forms.CharField(
+    thresholds = PlainTextField(
         required=False,
         max_length=100,
         initial="50, 80, 100",
-        widget=forms.TextInput(_PLAIN),
         label=_lazy("Alert thresholds (% of limit)"),
     )
     alert_forecast = forms.BooleanField(
@@ -119,10 +118,9 @@ class BudgetForm(forms.Form):
 class NewBudget(BudgetForm):
     """A new budget, with the owner, the unit and the period, which cannot be changed later."""
 
-    name = forms.CharField(
+    name = PlainTextField(
         required=False,
         max_length=100,
-        widget=forms.TextInput(_PLAIN),
         help_text=_lazy("Leave blank for a name from the sentence."),
     )
     owner = forms.ChoiceField(label=_lazy("Applies to"))

@@ -8,36 +8,33 @@ from django import forms
 
 from frontend.core.labels import METRIC_LABELS
 from frontend.core.languages import lazy_text as _lazy
+from frontend.core.plain_text_field import PlainTextField
 from millrace.apps.experiments.metrics import METRICS
 from tenants.models import Experiment
 from tenants.models.experiments import MAX_DAYS
 
-_PLAIN = {"autocomplete": "off", "spellcheck": "false"}
 _UNITS = [choice for choice in Experiment.Unit.choices if choice[0] != Experiment.Unit.METADATA]
 
 
 class ExperimentForm(forms.Form):
     """A control and a treatment, with two guardrails."""
 
-    name = forms.CharField(label=_lazy("Name"), max_length=64, widget=forms.TextInput(attrs=_PLAIN))
-    model = forms.CharField(
+    name = PlainTextField(label=_lazy("Name"), max_length=64)
+    model = PlainTextField(
         label=_lazy("Model name"),
         max_length=64,
         help_text=_lazy("Alias or model. Requests for this name are in the experiment."),
-        widget=forms.TextInput(attrs=_PLAIN),
     )
-    control = forms.CharField(
+    control = PlainTextField(
         label=_lazy("Control (A)"),
         max_length=64,
         required=False,
         help_text=_lazy("Leave blank to use the current routing policy."),
-        widget=forms.TextInput(attrs=_PLAIN),
     )
-    treatment = forms.CharField(
+    treatment = PlainTextField(
         label=_lazy("Treatment (B)"),
         max_length=64,
         help_text=_lazy("Model to compare with the control."),
-        widget=forms.TextInput(attrs=_PLAIN),
     )
     share = forms.IntegerField(
         label=_lazy("Traffic share of each arm (%)"),

@@ -16,9 +16,10 @@ from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import exact
 from frontend.core.one_time_secrets import OnceForm
 from frontend.core.page_context import PageContext
+from frontend.core.plain_text_field import PLAIN_TEXT, PlainTextField
 from frontend.tenant.keys.key_limits import NAMES
 from frontend.tenant.keys.page import SCOPES, owner
-from millrace.apps.deployments.deployments import served_specs
+from millrace.apps.deployments.served_deployments import served_specs
 from tenants.models import ApiKey, Project, RoutingPolicy
 from tenants.models.keys import MAX_COST_CENTER_LENGTH
 from tenants.one_line_text import check_line
@@ -35,9 +36,8 @@ BULK_LIMITS = (
     "requests_per_minute",
     "tokens_per_minute",
     "concurrency",
-)  # rate limits that several keys receive at once
+)  # rate limits of the form that changes several keys
 MAX_LIMIT = 2**31 - 1  # the largest number of a rate limit's column
-_PLAIN = {"autocomplete": "off", "spellcheck": "false"}
 
 
 def expiry_of(day: date, zone: tzinfo) -> datetime:
@@ -48,7 +48,7 @@ def expiry_of(day: date, zone: tzinfo) -> datetime:
 class KeyForm(forms.Form):
     """The settings of a key that can be changed."""
 
-    name = forms.CharField(max_length=200, widget=forms.TextInput(_PLAIN), help_text=_lazy("For example: prod-support"))
+    name = PlainTextField(max_length=200, help_text=_lazy("For example: prod-support"))
     scopes = forms.MultipleChoiceField(label=_lazy("Permissions"), widget=forms.CheckboxSelectMultiple)
     models = forms.MultipleChoiceField(
         label=_lazy("Models"),
@@ -59,15 +59,14 @@ class KeyForm(forms.Form):
     addresses = forms.CharField(
         label=_lazy("Allowed IPs"),
         required=False,
-        widget=forms.TextInput({**_PLAIN, "placeholder": "203.0.113.0/24, 2001:db8::/32"}),
+        widget=forms.TextInput({**PLAIN_TEXT, "placeholder": "203.0.113.0/24, 2001:db8::/32"}),
         help_text=_lazy("IP addresses or networks (CIDR). Leave blank to allow any"),
     )
-    cost_center = forms.CharField(
+    cost_center = PlainTextField(
         label=_lazy("Cost center"),
         required=False,
         max_length=MAX_COST_CENTER_LENGTH,
         validators=[check_line],
-        widget=forms.TextInput(_PLAIN),
         help_text=_lazy("Invoices divide the usage by it. For example: 4711 Support"),
     )
     expires_on = DayField(
@@ -120,11 +119,11 @@ class RotationForm(OnceForm):
 
 
 class NewProjectForm(forms.Form):
-    name = forms.CharField(max_length=200, widget=forms.TextInput(_PLAIN))
+    name = PlainTextField(max_length=200)
     slug = forms.SlugField(
         max_length=50,
         required=False,
-        widget=forms.TextInput(_PLAIN),
+        widget=forms.TextInput(PLAIN_TEXT),
         help_text=_lazy(
             "Used in the API. Can’t be changed. For example: support-bot. Leave blank to derive it from the name"
         ),
@@ -132,7 +131,7 @@ class NewProjectForm(forms.Form):
 
 
 class ProjectNameForm(forms.Form):
-    name = forms.CharField(max_length=200, widget=forms.TextInput(_PLAIN))
+    name = PlainTextField(max_length=200)
 
 
 def _initial(ctx: PageContext, key: ApiKey | None) -> dict[str, Any]:
@@ -190,12 +189,11 @@ class EditKeysForm(SelectedKeysForm):
         label=_lazy("Expires on"), required=False, help_text=_lazy("The keys work until the end of this day")
     )
     never_expires = forms.BooleanField(label=_lazy("No expiration date"), required=False)
-    cost_center = forms.CharField(
+    cost_center = PlainTextField(
         label=_lazy("Cost center"),
         required=False,
         max_length=MAX_COST_CENTER_LENGTH,
         validators=[check_line],
-        widget=forms.TextInput(_PLAIN),
     )
 
     def __init__(self, ctx: PageContext, rows: Sequence[ApiKey], data: Any = None) -> None:
@@ -207,7 +205,7 @@ class EditKeysForm(SelectedKeysForm):
                 required=False,
                 min_value=0,
                 max_value=MAX_LIMIT,
-                widget=forms.TextInput({**_PLAIN, "inputmode": "numeric"}),
+                widget=forms.TextInput({**PLAIN_TEXT, "inputmode": "numeric"}),
             )
 
     def clean(self) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext
 from inference_worker.checkpoints.encoder_config import ModelTask, model_task
 from inference_worker.contract.settings import ModelSpec
-from millrace.apps.deployments.deployments import served_specs
 from millrace.apps.deployments.fleet_status import FleetStatus, read_fleet_status
+from millrace.apps.deployments.served_deployments import served_specs
 from tenants.models import RoutingPolicy
 from tenants.routing_policies import policy
 

@@ -20,8 +20,8 @@ from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext
 from frontend.tenant.overview.quick_start import CodeExample
-from millrace.apps.deployments.deployments import served_specs
 from millrace.apps.deployments.model_obstacles import task_of
+from millrace.apps.deployments.served_deployments import served_specs
 from millrace.apps.request_log.selectors import stored_content
 from millrace.apps.request_log.stored_prompts import decode_body
 from tenants.models import ApiKey, RoutingPolicy

@@ -20,8 +20,8 @@ from frontend.tenant.routing import positions
 from frontend.tenant.routing.checking import CheckResult
 from frontend.tenant.routing.positions import PolicyError
 from inference_worker.contract.settings import ModelSpec
-from millrace.apps.deployments.deployments import served_specs
 from millrace.apps.deployments.model_obstacles import choose_example
+from millrace.apps.deployments.served_deployments import served_specs
 from tenants.models import ApiKey, Project
 from tenants.routing_policies.policy import Rule
 from tenants.routing_policies.target_checks import ModelObstacle, TargetChecks

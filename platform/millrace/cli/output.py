@@ -133,6 +133,13 @@ def parse_amount(text: str, name: str, per_unit: int, option: str) -> int:
     raise click.UsageError(f"{option} {text!r} is not valid: give {name} as a number with {precision}.")
 
 
+def amount_in_cents(text: str, currency: str, option: str) -> int:
+    """Return a decimal amount in cents, or in the minor unit of another currency."""
+    from tenants.currencies import minor_digits
+
+    return parse_amount(text, currency, 10 ** minor_digits(currency), option)
+
+
 def moment(value: str) -> str:
     """Return a time of the API in UTC, to the minute."""
     return datetime.fromisoformat(value).astimezone(UTC).strftime("%Y-%m-%d %H:%M")

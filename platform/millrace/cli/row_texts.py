@@ -6,13 +6,26 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from millrace.cli.output import amount_of, join_values, number
+from millrace.cli.output import amount_of, cents, join_values, money, number
 
 Row = Mapping[str, Any]
 invoice_total = amount_of("total")
 commitment_fee = amount_of("fee")
 payment_amount = amount_of("cents")
 ledger_difference = amount_of("ledger_difference")
+
+
+def term_effect(term: Row) -> str:
+    """Return what a price term changes."""
+    rule, currency = term["rule"], term["currency"]
+    if rule["term_type"] == "minimum":
+        return f"at least {cents(rule['cents'], currency)} per month"
+    if rule["term_type"] == "discount":
+        return f"{percent_of_ppm(rule['ppm'])} less for {rule.get('model', 'all models')}"
+    tiers = (
+        f"from {number(tier['from_tokens'])}: {money(tier['usd_per_million'], currency)}" for tier in rule["tiers"]
+    )
+    return f"{rule['term_type']}, {rule['model']}, {rule['tier']}, {rule['component']}, {join_values(tiers)}"
 
 
 def key_state(key: Row) -> str:

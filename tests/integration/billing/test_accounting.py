@@ -239,12 +239,34 @@ def test_the_lines_of_a_datev_file(busy, entity):
         "Belegdatum": "0111",
         "Belegfeld 1": french.number,
         "Buchungstext": "Petit SARL",
+        "EU-Land u. UStID (Bestimmung)": "FR40303265045",
         "Zusatzinformation - Art 1": "Tenant",
         "Zusatzinformation- Inhalt 1": "petit",
         "Zusatzinformation - Art 2": "Ledger",
         "Zusatzinformation- Inhalt 2": f"invoice:{french.pk}",
         "Festschreibung": "0",
     }
+
+
+def test_a_datev_file_names_the_country_and_the_rate_of_a_consumer_in_another_eu_country(acme, entity):
+    with all_tenants_scope(BypassReason.BILLING):
+        TaxRule.objects.create(entity=entity, country="GR", category="S", rate_ppm=240_000, starts_on=date(2026, 1, 1))
+    do_set_profile(acme, country="GR")
+    use(acme, OCTOBER, (price("100", model="a"), MILLION))
+    invoice = invoiced(acme, OCTOBER)
+    do_issue_credit_note(invoice, [("SLA", 1000)], "SLA")
+    do_write_off(invoice, "insolvent")
+    pay("p-1", 124, tenant="acme")
+    set_chart(entity, CHART + "revenue,S,24,8331,,yes\nbad_debt,S,24,2401,,yes\ntax,S,24,1767,,\n")
+    eu, rate = "EU-Land u. UStID (Bestimmung)", "EU-Steuersatz (Bestimmung)"
+    found = [(row["Gegenkonto (ohne BU-Schlüssel)"], row[eu], row[rate]) for row in datev_rows(entity)]
+    assert {cells for cells in found if cells[0] in ("8331", "2401")} == {
+        ("8331", "EL", "24,00"),
+        ("2401", "EL", "24,00"),
+    }
+    others = [cells[1:] for cells in found if cells[0] not in ("8331", "2401")]
+    assert others
+    assert set(others) == {("", "")}
 
 
 def test_tax_is_a_line_of_its_own_if_the_account_does_not_compute_it(busy, entity):

@@ -21,7 +21,7 @@ from tenants.actions.common import ActionRefused
 from tenants.actions.webhooks import do_create_endpoint
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope
-from tenants.models import ApiKey, OutboxEmail, Tenant, User, WebhookDelivery, WebhookEvent
+from tenants.models import ApiKey, Notification, OutboxEmail, Tenant, User, WebhookDelivery, WebhookEvent
 from tenants.webhooks.channels import summary
 from tests.support.billing.euros import bill_in_euros
 from tests.support.emails import check_email
@@ -228,19 +228,20 @@ class Killed(BaseException):
     """An error that simulates a kill."""
 
 
-@pytest.mark.parametrize("place", ["enqueue", "enqueue_email", "_mail"])
+@pytest.mark.parametrize("place", ["enqueue", "enqueue_email", "notify", "_mail"])
 def test_a_checker_killed_at_any_line_writes_all_or_nothing(tenant, monkeypatch, place):
     use(make(tenant), 900)
 
-    def die(*_: object) -> None:
+    def die(*_: object, **__: object) -> None:
         raise Killed
 
+    written = (BudgetAlert, WebhookEvent, OutboxEmail, Notification)
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(alerts, place, die)
         check_thresholds(NOW)
-    assert [unscoped(model).count() for model in (BudgetAlert, WebhookEvent, OutboxEmail)] == [0, 0, 0]
+    assert [unscoped(model).count() for model in written] == [0, 0, 0, 0]
     assert check_thresholds(NOW) == 2
-    assert [unscoped(model).count() for model in (BudgetAlert, WebhookEvent, OutboxEmail)] == [2, 2, 1]
+    assert [unscoped(model).count() for model in written] == [2, 2, 1, 1]
 
 
 @pytest.mark.django_db(transaction=True)

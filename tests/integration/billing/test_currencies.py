@@ -204,7 +204,7 @@ def test_the_currency_of_a_tenant_never_changes(acme):
 def test_the_currency_waits_for_drafts_and_top_ups(acme):
     """Their amounts have no currency of their own: published or charged later, they would be in the new one."""
     draft = do_propose_prices(read_csv(CSV), tenant=acme)
-    with pytest.raises(Conflict, match="draft prices, a pending top-up or automatic top-ups in EUR"):
+    with pytest.raises(Conflict, match="draft or scheduled prices, a pending top-up or automatic top-ups in EUR"):
         do_assign_book(acme, "list")
     do_discard_prices(draft, by=None)
     with all_tenants_scope(BypassReason.BILLING):

@@ -136,8 +136,8 @@ def test_the_largest_segments_are_returned_and_those_chosen(event, acme, keys):
         assert (found.amounts, found.count) == ({("b", day): 9, ("d", day): 7, (None, day): 6}, 4)
         found = sum_segments(question, "model", ("output",), chosen=("a", "none"))
         assert found.amounts == {("a", day): 1, (None, day): 21}
-        nobody = UsageReport(acme.pk, start=NOON - DAY, key_ids=())
-        assert sum_segments(nobody, "model", ("output",)).amounts == {}
+        without_keys = UsageReport(acme.pk, start=NOON - DAY, key_ids=())
+        assert sum_segments(without_keys, "model", ("output",)).amounts == {}
 
 
 def test_end_users_beyond_the_limit_of_a_key_and_day_are_one_row(event, acme, keys, monkeypatch):

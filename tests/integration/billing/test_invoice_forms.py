@@ -6,7 +6,7 @@ import csv
 import hashlib
 import io
 import json
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from smtplib import SMTPServerDisconnected
 
 import facturx
@@ -19,10 +19,12 @@ from hypothesis import strategies as st
 
 from billing.currencies.amounts import cents, decimal, dollars, half_up, tax
 from billing.invoicing import checks, document, emails, pdf
-from billing.invoicing.corrections import do_issue_credit_note, do_issue_debit_note
+from billing.invoicing.corrections import do_issue_credit_note, do_issue_debit_note, do_void
+from billing.invoicing.drafts import do_close_period, do_draft
 from billing.invoicing.exports import as_csv, html
 from billing.invoicing.facturx import xml as facturx_xml
 from billing.invoicing.finalizing import do_finalize
+from billing.invoicing.one_off_lines import do_add_one_off_line
 from billing.invoicing.price_terms import do_add_price_term
 from billing.invoicing.reratings import continue_reratings, do_apply_rerating, do_propose_rerating
 from billing.invoicing.ubl import xml as ubl_xml
@@ -36,6 +38,7 @@ from billing.models import (
     NumberSeries,
     TaxCategory,
     TaxRule,
+    UsageEvent,
 )
 from billing.payments.recording import Received, do_record_payment
 from billing.periods import default_entity
@@ -48,7 +51,7 @@ from tenants.actions import Conflict, do_add_member
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant, User
-from tests.support.billing.books import NOVEMBER, OCTOBER, invoiced, price, use
+from tests.support.billing.books import NOVEMBER, OCTOBER, invoiced, over, period, price, take_back, use
 from tests.support.billing.invoice_forms import (
     attached,
     document_of,
@@ -97,6 +100,36 @@ def test_the_xml_is_valid_against_schema_and_schematron(acme, category, rate, is
             rows = Invoice.objects.all_tenants().select_related("period", "entity", "refers_to__period")
             result = checks.check(rows.get(pk=row.pk))
         assert (result.same_data, result.same_pdf) == (True, True)
+
+
+def test_each_type_of_document_is_an_xrechnung(acme):
+    """A voided invoice and its cancellation, a new one with fees and a discount, notes, a correction and a purchase."""
+    furnish(acme, "S", 210_000)
+    furnish_xrechnung(acme)
+    months = {"first_month": "2026-10", "last_month": "2026-10"}
+    credits.do_commit(acme, "Base", fee=3100, included_nano=10**9, starts_on=date(2026, 10, 12), **months)
+    do_add_price_term(acme, TermRule(TermType.DISCOUNT, ppm=100_000), description="Discount 10%", **months)
+    do_add_one_off_line(acme, month="2026-10", description="Setup", cents=5000)
+    do_void(month(acme), "wrong address")
+    (draft,) = do_draft(period(OCTOBER), acme)
+    invoice = do_finalize(draft)
+    do_issue_credit_note(invoice, [("SLA credit", 55)], "SLA credit")
+    do_issue_debit_note(invoice, [("Support", 110)], "Support in October")
+    do_record_payment(Received("manual", "p-1", 5000, OCTOBER, tenant="acme", as_credit=True))
+    november = period(NOVEMBER)
+    take_back(unscoped(UsageEvent).order_by("-cost_femto")[0], NOVEMBER)
+    use(acme, NOVEMBER, (price("2", model="llama", number=2), 10**6))
+    do_close_period(november, now=over(november))
+    for draft in do_draft(november, acme):
+        do_finalize(draft, now=november.ends_at)
+    rows = list(unscoped(Invoice).order_by("pk"))
+    assert {row.invoice_type for row in rows} == set(Invoice.InvoiceType.values)
+    for row in rows:
+        described = document_of(row)
+        cii, ubl = facturx_xml(described), ubl_xml(described)
+        assert b"xrechnung_3.0" in cii
+        assert (failed_xrechnung_rules(cii), failed_xrechnung_rules(ubl)) == ([], []), row.invoice_type
+        assert (failed_rules(cii), failed_ubl_rules(ubl)) == ([], []), row.invoice_type
 
 
 def test_a_document_of_the_first_format_keeps_its_bytes(acme, monkeypatch):

@@ -13,7 +13,8 @@ from billing.invoicing.finalizing import do_finalize
 from billing.invoicing.runs import invoice_months
 from billing.models import Invoice, InvoiceRunFailure, TaxRule
 from billing.periods import default_entity
-from millrace.apps.health.health_checks import HealthIssue, IssueType, find_issues, record_issues
+from millrace.apps.health.health_checks import find_issues, record_issues
+from millrace.apps.health.issues import HealthIssue, IssueType
 from millrace.apps.health.models import HealthEvent
 from tenants.actions import Conflict, do_create_tenant
 from tenants.isolation.db_roles import BypassReason

@@ -103,9 +103,9 @@ def test_the_preview_is_returned(one):
 def test_a_price_book_is_assigned_to_a_tenant(one, two, acme):
     two.post(f"{URL}/{propose(one, book='partners')}/publish")
     url = f"/api/operator/tenants/{acme.pk}/price-book"
-    assert one.get(url).json() == {"book": "list"}
-    assert one.put(url, {"book": "partners"}).json() == {"book": "partners"}
-    assert one.get(url).json() == {"book": "partners"}
+    assert one.get(url).json() == {"book": "list", "currency": "USD"}
+    assigned = {"book": "partners", "currency": "USD"}
+    assert [one.put(url, {"book": "partners"}).json(), one.get(url).json()] == [assigned, assigned]
     assert len(by_key(acme).get("/api/prices").json()) == 3
     assert one.put(url, {"book": "nowhere"}).status_code == 400
 

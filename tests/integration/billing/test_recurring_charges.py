@@ -129,6 +129,13 @@ def _refused(error: type[Exception], text: str) -> Iterator[None]:
     assert str(caught.value).startswith(text)
 
 
+def test_the_name_of_a_commitment_is_one_line(acme):
+    for name in ("Base\x07", "Base\n50"):
+        with pytest.raises(ActionRefused, match="Remove line breaks and control characters"):
+            do_commit(acme, name, fee=1, included_nano=1, first_month="2026-10")
+    assert unscoped(Commitment).count() == 0
+
+
 def test_a_commitment_ends_after_a_month_that_is_not_before_an_invoiced_one(acme):
     row = commit(acme)
     invoiced(acme, OCTOBER)

@@ -14,7 +14,7 @@ from billing.invoicing.dunning import suspend_overdue
 from billing.invoicing.setup import do_change_entity
 from billing.models import BillingEntity, Invoice, InvoiceEmail
 from billing.payments.recording import Received, do_record_payment
-from millrace.apps.health import health_checks
+from millrace.apps.health import service_checks
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant, User
@@ -87,7 +87,7 @@ def test_no_reminder_of_an_invoice_that_is_no_longer_due_is_sent(invoice: Invoic
         ("suspension", "dropped", emails.NO_LONGER_DUE, None),
     }
     with all_tenants_scope(BypassReason.BILLING):
-        assert not list(health_checks._mails(datetime.now(UTC) + timedelta(days=1)))
+        assert not list(service_checks._check_emails(datetime.now(UTC) + timedelta(days=1)))
 
 
 def test_a_reminder_of_an_open_invoice_is_sent(invoice):

@@ -326,6 +326,50 @@ def test_money_of_the_tenant(run, operate, furnished_acme):
     assert "uncached" in run("usage", "prices").stdout
 
 
+def test_commitments_and_price_terms_of_a_tenant(operate, furnished_acme):
+    tenant, months = furnished_acme.tenant.pk, ("--first-month", "2199-01", "--last-month", "2199-06")
+    base = ("tenants", "add-commitment", tenant, "--name", "Base", "--included", "50", *months)
+    assert operate(*base, "--fee", "42", "--starts-on", "2199-01-11").stdout.startswith("Added the commitment ")
+    shown = operate("tenants", "commitments", tenant).stdout
+    assert all(text in shown for text in ("$42.00", "$50.00", "2199-01-11", "2199-06"))
+    assert "at most 2 decimals" in operate(*base, "--fee", "42.001", fails=True).output
+    elsewhere = operate(*base, "--fee", "42", "--starts-on", "2199-02-11", fails=True).output
+    assert "Choose a day of the first month" in elsewhere
+    add = ("tenants", "add-price-term", tenant)
+    agreed = ("--description", "Agreed", *months)
+    tiers = ("--model", "m", "--component", "output", "--price", "0=0", "--price", "2000000=9.25")
+    for kind, values, effect in (
+        ("minimum", ("--amount", "500", "--starts-on", "2199-01-11"), "at least $500.00 per month"),
+        ("discount", ("--percent", "12.5"), "12.5% less for all models"),
+        ("volume", tiers, "volume, m, standard, output, from 0: $0.00, from 2,000,000: $9.25"),
+    ):
+        term = printed(operate(*add, kind, *values, *agreed, "--json"))
+        assert effect in operate("tenants", "price-terms", tenant).stdout, kind
+        ended = operate("tenants", "end-price-term", term["id"], "2199-03").stdout
+        assert ended == "Ended the price term Agreed after 2199-03.\n"
+    for values, problem in (
+        (("discount", "--percent", "5", "--amount", "5"), "cents: a minimum requires an amount"),
+        (("volume", "--model", "m", "--component", "output", "--price", "1=2"), "start the first of up to 100 tiers"),
+        (("volume", "--price", "2.50"), "give a number of tokens and a price"),
+        (("discount", "--percent", "1.00001"), "at most 4 decimals"),
+    ):
+        assert problem in operate(*add, *values, *agreed, fails=True).output, values
+
+
+def test_a_charge_has_the_decimals_of_the_tenants_currency(operate, furnished_acme):
+    tenant = furnished_acme.tenant.pk
+    with all_tenants_scope(BypassReason.COMMAND):
+        book = PriceBook.objects.create(name="yen", currency="JPY")
+        PriceBookAssignment.objects.all_tenants().update_or_create(
+            tenant=furnished_acme.tenant, defaults={"book": book}
+        )
+    agreed = ("--name", "Base", "--included", "5000", "--first-month", "2199-01")
+    operate("tenants", "add-commitment", tenant, "--fee", "4200", *agreed)
+    assert "JPY 4,200" in operate("tenants", "commitments", tenant).stdout
+    minimum = ("minimum", "--amount", "0.5", "--description", "Minimum", "--first-month", "2199-01")
+    assert "no decimals" in operate("tenants", "add-price-term", tenant, *minimum, fails=True).output
+
+
 def test_usage_that_exists(run, furnished_acme):
     from tests.support.frontend.console import meter
 

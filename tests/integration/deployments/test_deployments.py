@@ -35,10 +35,10 @@ from inference_worker.contract.messages import (
     encode,
 )
 from inference_worker.contract.settings import ModelSpec
-from millrace.apps.deployments import deployments, tasks
+from millrace.apps.deployments import catalog_copy, tasks
+from millrace.apps.deployments.deployment_checks import check_deployment
 from millrace.apps.deployments.deployment_status import DeploymentState, deployment_status
 from millrace.apps.deployments.deployments import (
-    check_deployment,
     do_add_deployment,
     do_import_deployments,
     do_import_settings,
@@ -281,7 +281,7 @@ def test_the_copy_is_restored_after_valkey_lost_it(broker: redis.Redis, monkeypa
     def away() -> int:
         raise redis.ConnectionError
 
-    monkeypatch.setattr(deployments, "copy_deployments", away)
+    monkeypatch.setattr(catalog_copy, "copy_deployments", away)
     do_add_deployment("llama", "/models/llama")
     monkeypatch.undo()
     assert names(broker) == ["small", "small-f32"]

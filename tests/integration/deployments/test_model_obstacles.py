@@ -17,7 +17,7 @@ from billing.models import CompiledRateCard
 from billing.rates.pricing import Component, Rate, encode_rates
 from inference_worker.contract.deployments import WantedState
 from inference_worker.contract.messages import Heartbeat, ReplicaPhase
-from millrace.apps.deployments import model_obstacles
+from millrace.apps.deployments import model_obstacles, served_deployments
 from millrace.apps.deployments.deployments import do_add_deployment
 from millrace.apps.deployments.fleet_status import FleetStatus, ReplicaState, ReplicaStatus
 from millrace.apps.deployments.model_obstacles import example_model, read_obstacles
@@ -241,12 +241,11 @@ def test_proposals_and_defaults_are_models_that_serve(
     acme: Tenant, first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     states = model_obstacles.served_states
-    from millrace.apps.deployments import deployments
 
     def first_of_all() -> Any:
         return sorted(states(), key=lambda served: (served.spec.name != first, served.spec.name != "fine"))
 
-    for module in (deployments, model_obstacles):
+    for module in (served_deployments, model_obstacles):
         monkeypatch.setattr(module, "served_states", first_of_all)
     assert example_model(acme.pk) == "fine"
     client = console(acme)

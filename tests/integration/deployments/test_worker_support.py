@@ -17,9 +17,11 @@ from inference_worker.contract.deployments import WantedState
 from inference_worker.contract.messages import HEARTBEAT_TTL_MS, SUPPORT_KEY, WorkerSupport, beat_key, encode
 from inference_worker.contract.settings import worker_settings
 from inference_worker.worker.worker import NO_MODEL, Worker, new_replica_id
-from millrace.apps.deployments.deployments import check_deployment, do_add_deployment, do_update_deployment
+from millrace.apps.deployments.deployment_checks import check_deployment
+from millrace.apps.deployments.deployments import do_add_deployment, do_update_deployment
 from millrace.apps.deployments.fleet_status import read_fleet_status
-from millrace.apps.health.health_checks import IssueType, find_issues
+from millrace.apps.health.health_checks import find_issues
+from millrace.apps.health.issues import IssueType
 from tenants.actions.common import FieldRefused
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope

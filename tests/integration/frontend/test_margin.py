@@ -14,7 +14,8 @@ from django.test import Client
 from billing.metering import rollups
 from billing.models import CompiledRateCard, CostCard, PriceBook, PriceBookAssignment
 from frontend.core.numbers import Money
-from millrace.apps.health.health_checks import IssueType, find_issues
+from millrace.apps.health.health_checks import find_issues
+from millrace.apps.health.issues import IssueType
 from tenants.actions import do_create_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope

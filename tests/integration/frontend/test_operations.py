@@ -15,12 +15,15 @@ from django.test import Client
 
 from billing.budgets.budgets import do_change_budget, do_make_budget
 from billing.models import UsageQuarantine
-from inference_worker.contract.messages import CORDONS_KEY, REPLICAS_KEY
+from inference_worker.contract.messages import CORDONS_KEY, REPLICAS_KEY, SUPPORT_KEY
+from millrace.apps.deployments.fleet_status import read_fleet_status
+from millrace.apps.health import history
 from millrace.apps.health.models import Cordon, HealthEvent, MachineCost
 from tenants import actions
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import AuditEntry, User
+from tests.support.deployments.heartbeats import register_worker
 from tests.support.frontend.console import remembered
 from tests.support.frontend.screens.operator_health import speak
 from tests.support.rows import only_project, unscoped
@@ -268,6 +271,25 @@ def test_alerts_show_open_and_resolved_issues(client: Client, use: Callable[...,
     assert "Another thing" in both
     assert "No settler running" not in only
     assert "Another thing" in only
+
+
+@pytest.mark.usefixtures("operator")
+def test_workers_of_one_name_have_rows_of_their_own(client: Client, broker: redis.Redis) -> None:
+    now = datetime.now(UTC)
+    for minutes in (3, 2):
+        for suffix, host, running in (("aa", "left", 21), ("bb", "right", 27)):
+            speak(broker, f"smollm2-135m-0.{suffix}", "smollm2-135m", running=running)  # a third of them waits
+            register_worker(broker, f"smollm2-135m-0.{suffix}", host)
+        history.sample(read_fleet_status(), now - timedelta(minutes=minutes))
+    page = client.get("/operator/fleet/?span=1h").content.decode()
+    rows = re.findall(r'<th scope="row">smollm2-135m-0 · (\w+)<.*?data-label="Queue now">(\d+)<', page, re.DOTALL)
+    assert rows == [("left", "7"), ("right", "9")]
+    register_worker(broker, "smollm2-135m-0.bb", "left")
+    page = client.get("/operator/fleet/?span=1h").content.decode()
+    assert re.findall(r'<th scope="row">(smollm2-135m-0[^<]*)<', page) == ["smollm2-135m-0.aa", "smollm2-135m-0.bb"]
+    broker.hdel(SUPPORT_KEY, "smollm2-135m-0.bb")
+    page = client.get("/operator/fleet/?span=1h").content.decode()
+    assert re.findall(r'<th scope="row">(smollm2-135m-0[^<]*)<', page) == ["smollm2-135m-0"]
 
 
 @pytest.mark.usefixtures("operator")

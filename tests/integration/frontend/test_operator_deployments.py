@@ -60,17 +60,17 @@ def test_deployments_are_searched_and_filtered(operator: Client) -> None:
     do_add_deployment("llama", "/models/own", state=WantedState.UNLOADED)
     do_add_deployment("qwen", "/models/other")
 
-    def shown(query: str) -> set[str]:
+    def list_names(query: str) -> set[str]:
         text = operator.get(f"/operator/deployments/{query}").content.decode()
         return set(re.findall(r'aria-label="Edit ([^"]+)"', text))
 
-    everything = shown("")
+    everything = list_names("")
     assert {"llama", "qwen", "smollm2-135m"} < everything
-    assert shown("?q=LLAM") == {"llama"}
-    assert shown("?q=/models/") == {"llama", "qwen"}
-    assert shown("?state=unloaded") == {"llama"}
-    assert shown("?state=pending") == everything - {"llama"}
-    assert shown("?q=qwen&state=unloaded") == set()
+    assert list_names("?q=LLAM") == {"llama"}
+    assert list_names("?q=/models/") == {"llama", "qwen"}
+    assert list_names("?state=unloaded") == {"llama"}
+    assert list_names("?state=pending") == everything - {"llama"}
+    assert list_names("?q=qwen&state=unloaded") == set()
     text = operator.get("/operator/deployments/?q=nothing").content.decode()
     assert "No deployment matches" in text
 

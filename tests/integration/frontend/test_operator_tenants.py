@@ -11,12 +11,21 @@ from django.test import Client
 from billing.budgets.alerts import check_thresholds
 from billing.budgets.budgets import do_make_budget
 from billing.invoicing.setup import do_add_exchange_rate
-from billing.ledger.credits import do_commit
-from billing.models import Budget, BudgetPeriod, Commitment, CreditGrant, OneOffLine, PriceBook
+from billing.models import (
+    Budget,
+    BudgetPeriod,
+    Commitment,
+    CreditGrant,
+    OneOffLine,
+    PriceBook,
+    PriceBookAssignment,
+    PriceTerm,
+)
 from billing.pricing.rate_cards import current_prices
 from frontend.core import impersonation
 from frontend.operator.tenants import spending
-from millrace.apps.health.health_checks import IssueType, find_issues
+from millrace.apps.health.health_checks import find_issues
+from millrace.apps.health.issues import IssueType
 from tenants import actions, invitations
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
@@ -251,20 +260,112 @@ def test_a_budget_is_raised_for_a_while(client, operator, acme):
     assert client.post(f"/operator/tenants/{other.pk}/budgets/{budget.pk}/raise", {"more": 1}).status_code == 404
 
 
-def test_a_commitment_is_ended(client, operator, acme):
-    row = do_commit(acme, "Base", fee=100, included_nano=1, first_month="2999-01")
+def test_commitments_are_added_and_ended(client, operator, acme):
     detail = f"/operator/tenants/{acme.pk}/"
+    new = f"{detail}commitments/new"
+    agreed = {"name": "Base", "fee": "42", "included": "50", "first_month": "2199-01", "starts_on": "2199-01-11"}
+    assert f'href="{new}"' in client.get(detail).content.decode()
+    for wrong, text in (
+        ({"starts_on": "2199-02-01"}, "Choose a day of the first month, 2199-01."),
+        ({"last_month": "2198-12"}, "Choose the first month or a later one."),
+        ({"included": "0"}, "greater than or equal to 0.01"),
+        ({"first_month": "2199-13"}, "Enter a month, such as 2026-12."),
+    ):
+        refused = client.post(new, agreed | wrong)
+        assert (refused.status_code, text in refused.content.decode()) == (422, True), wrong
+    assert client.post(new, agreed).status_code == 303
+    (row,) = of(Commitment, acme)
+    assert (row.fee, row.included_nano, row.starts_on, row.last_month) == (4200, 50 * 10**9, date(2199, 1, 11), "")
     url = f"{detail}commitments/{row.pk}/end"
-    assert f'href="{url}"' in client.get(detail).content.decode()
-    refused = client.post(url, {"last_month": "2998-12"})
+    shown = client.get(detail).content.decode()
+    assert all(text in shown for text in (f'href="{url}"', "$42.00", "$50.00", "11 Jan 2199", "without an end"))
+    refused = client.post(url, {"last_month": "2198-12"})
     assert (refused.status_code, "Choose the first month or a later one." in refused.content.decode()) == (422, True)
-    assert client.post(url, {"last_month": "2999"}).status_code == 422
-    assert client.post(url, {"last_month": "2999-02"}).status_code == 303
-    assert [row.last_month for row in of(Commitment, acme)] == ["2999-02"]
-    assert "until 2999-02" in client.get(detail).content.decode()
+    assert client.post(url, {"last_month": "2199"}).status_code == 422
+    assert client.post(url, {"last_month": "2199-02"}).status_code == 303
+    assert [row.last_month for row in of(Commitment, acme)] == ["2199-02"]
+    assert "until 2199-02" in client.get(detail).content.decode()
     other = actions.do_create_tenant("lab", "Lab")
     elsewhere = f"/operator/tenants/{other.pk}/commitments/{row.pk}/end"
-    assert client.post(elsewhere, {"last_month": "2999-01"}).status_code == 404
+    assert client.post(elsewhere, {"last_month": "2199-01"}).status_code == 404
+
+
+def test_a_commitment_has_the_decimals_of_the_tenants_currency(client, operator, acme):
+    with all_tenants_scope(BypassReason.PRICES):
+        book = PriceBook.objects.create(name="yen", currency="JPY")
+        PriceBookAssignment.objects.all_tenants().create(tenant=acme, book=book)
+    agreed = {"name": "Base", "fee": "0", "included": "5000", "first_month": "2199-01"}
+    url = f"/operator/tenants/{acme.pk}/commitments/new"
+    assert client.post(url, agreed | {"fee": "0.5"}).status_code == 422
+    assert client.post(url, agreed).status_code == 303
+    assert [(row.fee, row.included_nano) for row in of(Commitment, acme)] == [(0, 5000 * 10**9)]
+
+
+PRICE_TERMS = {
+    "minimum": (
+        {"amount": "50", "starts_on": "2199-01-11"},
+        {"term_type": "minimum", "cents": 5000},
+        "At least $50.00 per month",
+    ),
+    "discount": (
+        {"percent": "12.5", "model": "m"},
+        {"term_type": "discount", "model": "m", "ppm": 125_000},
+        "12.5% less for m",
+    ),
+    "tiered-price": (
+        {
+            **{"term_type": "graduated", "model": "m", "tier": "batch", "component": "output"},
+            "tiers": "0 0\n\n2000000  9.25",
+        },
+        {
+            **{"term_type": "graduated", "model": "m", "tier": "batch", "component": "output"},
+            "tiers": [
+                {"from_tokens": 0, "nano_per_million": 0},
+                {"from_tokens": 2_000_000, "nano_per_million": 9_250_000_000},
+            ],
+        },
+        "from 2,000,000 tokens: $9.25 per 1M",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PRICE_TERMS)
+def test_price_terms_are_added_and_ended(client, operator, acme, name):
+    fields, rule, text = PRICE_TERMS[name]
+    detail = f"/operator/tenants/{acme.pk}/"
+    data = {"description": "Agreed", "first_month": "2199-01"} | fields
+    refused = client.post(f"{detail}price-terms/{name}", data | {"last_month": "2198-12"})
+    assert (refused.status_code, "Choose the first month or a later one." in refused.content.decode()) == (422, True)
+    assert client.post(f"{detail}price-terms/{name}", data).status_code == 303
+    (row,) = of(PriceTerm, acme)
+    assert (row.rule, row.first_month, row.last_month) == (rule, "2199-01", "")
+    assert row.starts_on == (date(2199, 1, 11) if name == "minimum" else None)
+    end = f"{detail}price-terms/{row.pk}/end"
+    shown = client.get(detail).content.decode()
+    assert f'href="{end}"' in shown
+    assert text in shown
+    assert client.post(end, {"last_month": "2199-02"}).status_code == 303
+    assert [row.last_month for row in of(PriceTerm, acme)] == ["2199-02"]
+    assert client.post(end, {"last_month": "2199-03"}).status_code == 422
+    other = actions.do_create_tenant("lab", "Lab")
+    assert client.post(f"/operator/tenants/{other.pk}/price-terms/{row.pk}/end", {}).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("tiers", "text"),
+    [
+        ("1 2.50", "start the first of up to 100 tiers at 0 tokens"),
+        ("0 2.50\n1000", "Line 2: enter a number of tokens and a price, separated by a space."),
+        ("0 free", "Line 1: &#x27;free&#x27; is not a number."),
+        (f"0 1\n{'9' * 19} 1", "Line 2: enter a number of tokens"),
+    ],
+)
+def test_invalid_tiers_are_refused_with_their_line(client, operator, acme, tiers, text):
+    fields = {"description": "Agreed", "first_month": "2199-01", "term_type": "volume", "model": "m"}
+    fields |= {"tier": "standard", "component": "output", "tiers": tiers}
+    refused = client.post(f"/operator/tenants/{acme.pk}/price-terms/tiered-price", fields)
+    assert (refused.status_code, text in refused.content.decode()) == (422, True)
+    assert not of(PriceTerm, acme)
 
 
 def test_one_off_lines_are_added_ended_and_removed(client, operator, acme):

@@ -28,7 +28,6 @@ from millrace.gateway.answer_cache import answer_store
 from millrace.gateway.answer_cache.answer_cache import DIRECTIVES, UNPRICED, read_directives
 from millrace.gateway.answer_cache.answer_store import AnswerStore
 from millrace.gateway.core.errors import ApiError
-from millrace.gateway.core.types import InferenceRequest
 from millrace.gateway.dispatch.answer_lookup import AnswerLookup
 from millrace.gateway.dispatch.monitor import DispatchMonitor
 from millrace.gateway.lifecycle.active_request import ActiveRequest
@@ -36,6 +35,7 @@ from millrace.gateway.protocols.anthropic import messages
 from millrace.gateway.protocols.openai import chat, completions
 from millrace.gateway.protocols.responses import body
 from tenants.keys.snapshot import ApiKeySnapshot, LimitSetSnapshot, LimitSnapshot
+from tests.support.gateway.inference_requests import make_request
 from tests.support.gateway.replica import Replica
 from tests.support.gateway.service_gates import Gate, serving
 from tests.support.gateway.services import recorded
@@ -69,7 +69,7 @@ class Client:
     ) -> ActiveRequest:
         self.gate.count += 1
         params = SamplingParams(**{"temperature": 0.0, **sampling})
-        request = InferenceRequest(
+        request = make_request(
             "a", list(prompt), params, 20, cache_directives=frozenset(directives), service_class=service_class
         )
         return await self.gate.service.begin(key or make_key(), request, dialect, f"req_{self.gate.count}")

@@ -346,7 +346,7 @@ async def test_a_small_body_is_decoded_on_the_event_loop(
     body = chat_body(messages_of("Hello"))
     request = await reader.read(key_of(), chat.DIALECT, body)
     assert (await tokenize(model, request)).ids
-    assert (request.tokenized, work_here["decoded"], charges.charged) == (None, [len(body)], [])
+    assert (request.analysis.tokenized, work_here["decoded"], charges.charged) == (None, [len(body)], [])
 
 
 @with_pool
@@ -368,7 +368,7 @@ async def test_a_large_body_is_decoded_and_tokenized_by_a_prompt_process(
     for name in ("model", "sampling", "max_tokens", "tools", "tool_choice", "breakpoints", "metadata", "stream"):
         assert getattr(request, name) == getattr(here, name), name
     assert request.prompt_param == "messages"
-    assert request.charged
+    assert request.analysis.is_charged
 
 
 @with_pool
@@ -378,7 +378,7 @@ async def test_a_small_body_of_many_empty_messages_is_rendered_by_a_prompt_proce
     body = chat_body(messages_of(*[""] * 120))
     assert len(body) <= SMALL_BODY_BYTES
     request = await reader.read(key_of(), chat.DIALECT, body)
-    assert request.tokenized is not None
+    assert request.analysis.tokenized is not None
     assert work_here["tokenized"] == []
     assert charges.charged == [7]
 
@@ -431,7 +431,7 @@ async def test_several_prompts_are_read_together(
     )
     assert len(request.more_prompts) == 1
     assert work_here["tokenized"] == []
-    found = [(await request.tokenized.prompt(model, number)).ids for number in (0, 1)]  # type: ignore[union-attr]
+    found = [(await request.analysis.tokenized.prompt(model, number)).ids for number in (0, 1)]  # type: ignore[union-attr]
     assert found == [model.tokenizer.encode(text) for text in texts]
 
 

@@ -153,5 +153,5 @@ async def test_a_prompt_is_truncated_to_the_room_beside_its_output(model: Served
     small, options = replace(model, context_length=6), TemplateOptions(max_tokens=MODEL_LENGTH)
     ids = list(range(100, 110))
     for max_tokens, room in ((None, 5), (2, 4), (6, 1), (9, 1)):
-        truncated = await tokenize(small, replace(request(ids, template=options), max_tokens=max_tokens))
+        truncated = await tokenize(small, request(ids, template=options, max_tokens=max_tokens))
         assert truncated.ids == ids[-room:]

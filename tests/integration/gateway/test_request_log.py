@@ -28,6 +28,7 @@ from millrace.gateway.lifecycle import request_log
 from millrace.gateway.lifecycle.request_log import RequestLogWriter, RequestTrace
 from tenants.keys.snapshot import ApiKeySnapshot, LimitSetSnapshot, LimitSnapshot
 from tenants.routing_policies.experiments import ArmAssignment
+from tests.support.gateway.inference_requests import make_request
 from tests.support.gateway.keys import KEY, make_demand
 from tests.support.rows import unscoped
 from tests.support.waiting import eventually_async
@@ -37,7 +38,7 @@ TRIAL = LimitSetSnapshot(8, "tenant", dry_run=True, max_prompt_tokens=5)
 
 
 def request(model: str = "m", **changes: Any) -> InferenceRequest:
-    return InferenceRequest(model, "Hello", SamplingParams(), **changes)
+    return make_request(model, **changes)
 
 
 def limit_statuses(refused: str = "") -> list[LimitStatus]:
@@ -80,7 +81,6 @@ def call(texts: Sequence[str] = (), **changes: Any) -> Any:
         key=KEY,
         route=SimpleNamespace(assignment=None),
         request=SimpleNamespace(
-            ignored=(),
             user="another-user",
             end_user="another-user",
             metadata={"secret": "word"},
@@ -92,6 +92,7 @@ def call(texts: Sequence[str] = (), **changes: Any) -> Any:
         decision_record=DecisionRecord(**decision_record),
         prompt=demand.prompt,
         model="m1",
+        ignored=(),
         executions=[execution],
         execution=execution,
     )
@@ -114,7 +115,7 @@ def test_the_record_of_a_completed_request() -> None:
     trace = RequestTrace(KEY, "req_1", "completions")
     trace.set_request(request(stream=True, ignored=("store", "mood")), b"{}")
     active = call()
-    active.request.ignored = ("store", "mood", "verbosity")  # the last one was found with the model
+    active.ignored = ("store", "mood", "verbosity")  # the last one was found with the model
     trace.active_requests.append(active)
     record = record_of(trace)
     assert record["ignored"] == ("store", "mood", "verbosity")

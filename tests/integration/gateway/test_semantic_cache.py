@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import random
 from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
@@ -19,7 +18,7 @@ from django.db import connection
 from numpy.typing import NDArray
 from psycopg.conninfo import make_conninfo
 
-from inference_worker.contract.messages import USAGE_STREAM, End, Tokens, control_channel, decode_usage
+from inference_worker.contract.messages import USAGE_STREAM, End, Failed, Tokens, control_channel, decode_usage
 from inference_worker.contract.request import SamplingParams, TokenCounts
 from millrace.apps.answer_caches.error_bounds import missing_checks
 from millrace.apps.answer_caches.semantic_decision import ALPHA_OF_BAND, BAND_STARTS
@@ -34,7 +33,7 @@ from millrace.gateway.answer_cache.side_executions import SideExecutions
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.request_db import TenantConnectionPool
-from millrace.gateway.core.types import InferenceRequest, LastTurn, Prompt
+from millrace.gateway.core.types import LastTurn, Prompt
 from millrace.gateway.dispatch.execution import Execution
 from millrace.gateway.dispatch.jobs import InferenceJobBuilder
 from millrace.gateway.dispatch.monitor import DispatchMonitor
@@ -46,6 +45,7 @@ from millrace.gateway.stages.answer_cache import AnswerCacheStage
 from millrace.gateway.stages.semantic_checks import SemanticChecks
 from tenants.keys.snapshot import ApiKeySnapshot, LimitSetSnapshot, LimitSnapshot
 from tenants.routing_policies.policy import parse
+from tests.support.gateway.inference_requests import make_request
 from tests.support.gateway.replica import GATEWAY, Replica
 from tests.support.gateway.service_gates import Gate, serving
 from tests.support.gateway.services import find_stage, recorded, replace_stage
@@ -137,7 +137,7 @@ class Client:
     ) -> tuple[ActiveRequest, str]:
         """Send a question. Compute the answer if it is not served. Return the request and the received text."""
         self.gate.count += 1
-        request = InferenceRequest(
+        request = make_request(
             "m",
             [{}],
             SamplingParams(temperature=0.0),
@@ -150,9 +150,11 @@ class Client:
         call = await self.gate.service.begin(key or make_key(), request, completions.DIALECT, name)
         if call.execution.answer is None or not call.execution.answer.layer:
             await self.compute(call.request_id, answer, reason)
-        async with asyncio.timeout(30):
-            events = [event async for event in self.gate.service.events(call)]
-        self.gate.service.release(call)
+        try:
+            async with asyncio.timeout(30):
+                events = [event async for event in self.gate.service.events(call)]
+        finally:
+            self.gate.service.release(call)
         while self.gate.service._background:
             await asyncio.gather(*self.gate.service._background)
         return call, "".join(event.text for event in events if isinstance(event, Tokens))
@@ -162,6 +164,8 @@ class Client:
             return await self.replica.claim(request_id)
 
         await eventually_async(is_claimed)
+        if reason == "failed":
+            return await self.replica.send(Failed(request_id, 1, 0, "internal_error", ""))
         await self.replica.send(
             Tokens(request_id, 1, 0, [5], answer, prompt=TokenCounts(uncached=4)),
             End(request_id, 1, 1, reason, None, TokenCounts(uncached=4, output=3)),
@@ -415,7 +419,7 @@ async def test_the_vector_of_a_rejected_request_is_not_computed(
     assert client.embedder.running == 0
 
 
-@pytest.mark.parametrize("reason", ["rejected", "failed"])
+@pytest.mark.parametrize("reason", ["rejected", "failed", "internal error"])
 async def test_a_vector_is_not_billed_if_its_request_is_not(client: Client, reason: str) -> None:
     await fill(client)
     assert client.embedder.unbilled == []
@@ -423,6 +427,9 @@ async def test_a_vector_is_not_billed_if_its_request_is_not(client: Client, reas
     if reason == "rejected":
         with pytest.raises(ApiError):  # after the lookup, which has waited for the vector
             await client.ask(SIMILAR, CALL, None, "only-if-cached")
+    elif reason == "failed":
+        with pytest.raises(ApiError):
+            await client.ask(SIMILAR, CALL, reason="failed")
     else:
         call, _ = await client.ask(SIMILAR, CALL)
         assert embedder.unbilled == []
@@ -435,7 +442,7 @@ async def test_no_tenant_uses_the_vectors_of_all(client: Client) -> None:
     client.embedder.seconds = 30.0
     semantic = find_stage(client.gate.service, "answer_cache").answers._semantic
     assert semantic is not None
-    request = InferenceRequest("m", [{}], SamplingParams(temperature=0.0), 20, last_turn=LastTurn(FIRST, b""))
+    request = make_request("m", [{}], SamplingParams(temperature=0.0), 20, last_turn=LastTurn(FIRST, b""))
     begun = [semantic.begin(make_key(), request, f"req_{number}") for number in range(20)]
     assert sum(question is not None for question in begun) == semantic_cache.MAX_TENANT_PENDING
     assert semantic.begin(make_key(2), request, "req_20") is not None
@@ -460,7 +467,7 @@ async def test_a_later_execution_of_a_request_does_not_use_an_earlier_lookup(cli
     await fill(client)
     await client.learn()
     hit, _ = await client.ask(SIMILAR)
-    question, request = hit.question, dataclasses.replace(hit.request, cache_directives=frozenset({"no-cache"}))
+    question, request = hit.question, msgspec.structs.replace(hit.request, cache_directives=frozenset({"no-cache"}))
     assert question is not None
     assert question.is_hit
     assert question.nearest is not None

@@ -29,7 +29,7 @@ from inference_worker.contract.request import SamplingParams, ServiceClass, Stru
 from inference_worker.worker.shared_pins import PIN
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import ApiError
-from millrace.gateway.core.types import CheckedSchemas, InferenceRequest
+from millrace.gateway.core.types import CheckedSchemas, EncoderInputs, InferenceRequest
 from millrace.gateway.dispatch import execution as execution_module
 from millrace.gateway.dispatch import execution_ends
 from millrace.gateway.dispatch.stream_follower import StreamFollower
@@ -44,6 +44,7 @@ from millrace.gateway.protocols.prompts import SHORT_CHARACTERS
 from millrace.gateway.routing.router import Router
 from tenants.keys.snapshot import LimitSetSnapshot
 from tests.support.engine.tiny_models import make_tokenizer
+from tests.support.gateway.inference_requests import make_request
 from tests.support.gateway.replica import GATEWAY, Replica
 from tests.support.gateway.service_gates import MODELS, Gate, make_key, serving
 from tests.support.gateway.services import find_opened, recorded
@@ -69,7 +70,7 @@ EITHER_RULE: dict[str, Any] = {"rules": [{"targets": ORDERED, "strategy": "order
 async def test_the_request_log_names_the_sampling_defaults_that_a_request_took(gate: Gate, a: Replica) -> None:
     model = dataclasses.replace(MODELS["a"], sampling_defaults=(("temperature", 0.2), ("top_k", 5)))
     gate.service._routing.router = Router(MODELS | {"a": model})
-    request = InferenceRequest("a", [1] * 10, SamplingParams(temperature=0.7), 20, unset_sampling=("top_k",))
+    request = make_request("a", [1] * 10, SamplingParams(temperature=0.7), 20, unset_sampling=("top_k",))
     call = await gate.service.begin(make_key(LIMIT), request, completions.DIALECT, "req_defaults")
     params = call.execution.job.params
     assert (params.temperature, params.top_k) == (0.7, 5)
@@ -83,7 +84,9 @@ async def test_inputs_are_truncated_to_the_length_of_the_deployment_that_answers
     tokenizer = Tokenizer(core, chat_template=None, special_tokens={}, eos_token_ids=(), model_max_length=12)
     first = ServedModel("a", tokenizer, 12, core.get_vocab_size(), 0, vector_sizes=(4,))
     gate.service._routing.router = Router({"a": first, "b": dataclasses.replace(first, name="b", context_length=8)})
-    request = InferenceRequest("mine", [], SamplingParams(max_tokens=0), 0, inputs=("x" * 10, "x" * 9, "x"))
+    request = InferenceRequest(
+        "mine", [], SamplingParams(max_tokens=0), 0, encoder=EncoderInputs(("x" * 10, "x" * 9, "x"))
+    )
     call = await gate.service.begin(make_key(LIMIT, mine=EITHER), request, embeddings.DIALECT, "req_truncated")
     assert (call.model, call.execution.job.input_lengths) == ("b", (8, 8, 3))
     assert call.execution.response_spec.truncated == "2 of 3"
@@ -275,7 +278,7 @@ async def test_a_rejected_prompt_cancels_the_others(gate: Gate, a: Replica) -> N
     assert gate.dispatcher.in_flight == 0
 
 
-@pytest.mark.parametrize(("fields", "name"), [({}, "prompt"), ({"inputs": ("x",)}, "input")])
+@pytest.mark.parametrize(("fields", "name"), [({}, "prompt"), ({"encoder": EncoderInputs(("x",))}, "input")])
 def test_an_error_of_a_prompt_uses_the_callers_parameter_name(fields: dict[str, Any], name: str) -> None:
     assert InferenceRequest("a", [1], SamplingParams(), **fields).prompt_param == name
     assert InferenceRequest("a", [{"role": "user", "content": ""}], SamplingParams()).prompt_param == "messages"
@@ -290,7 +293,7 @@ async def test_an_error_names_the_prompt_that_is_too_long(gate: Gate, a: Replica
 async def test_a_job_has_the_requests_billing_context(gate: Gate, a: Replica) -> None:
     key = make_key(LIMIT)
     form = StructuredSpec("regex", "a+", "guided_regex")
-    request = InferenceRequest(
+    request = make_request(
         "a",
         [1, 2, 3, 4],
         SamplingParams(logprobs=3, skip_special_tokens=False),
@@ -416,8 +419,8 @@ async def test_an_answer_under_a_loosened_schema_is_validated(
         monkeypatch.setattr(consumer, name, function)
     monkeypatch.setattr(consumer, "begin_heartbeat", lambda _: None)
     schema = json.dumps({"type": "array", "uniqueItems": True})
-    request = InferenceRequest(
-        "a", [1] * 10, SamplingParams(), 20, stream=stream, ignored=("s.uniqueItems",), checked=CheckedSchemas(schema)
+    request = make_request(
+        "a", [1] * 10, None, 20, stream=stream, ignored=("s.uniqueItems",), checked=CheckedSchemas(schema)
     )
     answering = asyncio.create_task(consumer._begin(make_key(LIMIT), request))
     await eventually_async(partial(a.claim, "req_1"))

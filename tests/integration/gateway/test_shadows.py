@@ -60,7 +60,7 @@ from tests.support.gateway.escalations import (
 )
 from tests.support.gateway.replica import GATEWAY, Replica
 from tests.support.gateway.service_gates import Gate, make_key
-from tests.support.gateway.services import recorded, replace_stage
+from tests.support.gateway.services import find_opened, recorded, replace_stage
 from tests.support.rows import unscoped
 from tests.support.waiting import eventually_async
 
@@ -397,6 +397,28 @@ async def test_the_shadow_of_an_aborted_request_is_cancelled(
         await asyncio.gather(*shadows._running, return_exceptions=True)
         assert await control.get_message(timeout=60) is not None  # the replica is asked to stop
     assert await log.rows() == []
+
+
+@pytest.mark.parametrize("payer", ["tenant", "operator"])
+async def test_a_failed_request_does_not_bill_a_shadow_that_has_answered(
+    gate: Gate, a: Replica, b: Replica, log: Log, payer: Payer
+) -> None:
+    """The operator's own shadow stays booked, since it has run."""
+    shadows = make_shadows(gate.service, gate.dispatcher, log, payer)
+    call = await gate.begin(KEY, "mine")
+    name, shadow = f"{call.request_id}.s", find_opened(call, "shadows")
+    await compute_shadow(b, name, "yes")
+    await eventually_async(lambda: shadow.execution is not None and shadow.execution.usage is not None)
+    await eventually_async(partial(a.claim, call.request_id))
+    await a.send(Failed(call.request_id, 1, 0, "internal_error", ""))
+    with pytest.raises(ApiError):
+        [event async for event in gate.service.events(call)]
+    gate.service.release(call)
+    await gate.service.drain()
+    entries = [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
+    failed = [entry.billing_context.request_id for entry in entries if entry.outcome == "failed"]
+    assert failed == [name] * (payer == "tenant")
+    assert (shadows._running, await log.rows()) == ({}, [])
 
 
 async def test_a_killed_gateway_leaves_one_usage_event_of_the_shadow(

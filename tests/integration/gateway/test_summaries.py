@@ -41,18 +41,18 @@ CONVERSATION = [("system", 100), ("user", 900), ("assistant", 700), ("user", 300
 
 
 class SummaryWorkers(Workers):
-    """A dispatcher that answers immediately. Summaries can fail or be empty."""
+    """A dispatcher that answers immediately. Summaries can fail or be empty, and answers can fail."""
 
-    def __init__(self, broker: redis.Redis, summary: str | None = "they met") -> None:
+    def __init__(self, broker: redis.Redis, summary: str | None = "they met", answer: str | None = "answer") -> None:
         super().__init__(broker)
-        self.summary = summary
+        self.summary, self.answer = summary, answer
         self.is_lost = False  # the stream of a summary that has completed
         self.prompts: dict[str, list[int]] = {}
 
     def submit(self, execution: Execution) -> None:
         context, attempt = execution.job.billing_context, execution.attempt
         self.prompts[context.request_id] = execution.job.prompt_token_ids
-        text = self.summary if context.model == "cheap" else "answer"
+        text = self.summary if context.model == "cheap" else self.answer
         execution.advance(ExecutionState.ENDED)
         counts = TokenCounts(len(execution.job.prompt_token_ids), output=10)
         state = "completed" if text is not None else "failed"
@@ -78,12 +78,15 @@ def one_token_per_letter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer, "is_short", lambda _: True)
 
 
+def conversation() -> list[dict[str, str]]:
+    return [{"role": role, "content": role[0] * length} for role, length in CONVERSATION]
+
+
 async def run(
     service: InferenceService, key: ApiKeySnapshot, number: int, params: SamplingParams | None = None, **fields: Any
 ) -> ActiveRequest | str:
-    messages = [{"role": role, "content": role[0] * length} for role, length in CONVERSATION]
     try:
-        request = InferenceRequest("mine", messages, params or SamplingParams(), OUTPUT, **fields)
+        request = InferenceRequest("mine", conversation(), params or SamplingParams(), OUTPUT, **fields)
         active = await service.begin(key, request, completions.DIALECT, f"req_{number}")
     except ApiError as exc:
         return exc.code
@@ -196,6 +199,25 @@ async def test_a_summary_whose_stream_is_lost_is_not_billed(
     await sync_to_async(check_invariants)()
 
 
+async def test_a_summary_of_a_request_that_fails_is_not_billed(
+    broker: redis.Redis, gateway: Any, budget: Any, key: ApiKeySnapshot
+) -> None:
+    await prices()
+    made = await sync_to_async(budget)(amount=10**9)
+    workers = SummaryWorkers(broker, answer=None)
+    service = make_service(broker, workers, await gateway())
+    request = InferenceRequest("mine", conversation(), SamplingParams(), OUTPUT)
+    active = await service.begin(with_policy(key, POLICY), request, completions.DIALECT, "req_1")
+    with pytest.raises(ApiError):
+        [event async for event in service.events(active)]
+    service.release(active)
+    await service.drain()
+    assert summary_of(active) == "they met"
+    await sync_to_async(settle_events)(*workers.usage, *await not_started(broker))
+    assert (await sync_to_async(budget_period)(made)).used == 0
+    await sync_to_async(check_invariants)()
+
+
 @pytest.mark.parametrize(
     ("directives", "code"), [(frozenset(), OVERLOADED), (frozenset({"only-if-cached"}), "not_cached")]
 )
@@ -219,8 +241,7 @@ async def test_a_request_that_only_the_cache_can_answer_is_not_summarized(
 
     monkeypatch.setattr(workers, "require_capacity", require_capacity)
     key = msgspec.structs.replace(with_policy(key, POLICY), answer_cache_seconds=60)
-    messages = [{"role": role, "content": role[0] * length} for role, length in CONVERSATION]
-    request = InferenceRequest("mine", messages, SamplingParams(), OUTPUT, cache_directives=directives)
+    request = InferenceRequest("mine", conversation(), SamplingParams(), OUTPUT, cache_directives=directives)
     with pytest.raises(ApiError) as rejection:
         await service.begin(key, request, completions.DIALECT, "req_1")
     await service.drain()

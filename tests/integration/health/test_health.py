@@ -12,13 +12,23 @@ from typing import Any
 import msgspec
 import pytest
 import redis
+from django.test import Client
 from django.utils import timezone
 
 from billing.budgets.budgets import do_make_budget
 from billing.metering import status
-from billing.models import BudgetPeriod, Invoice, Period, Reconciliation, UsageQuarantine
-from inference_worker.contract.compute_support import SlowReason, describe_support
-from inference_worker.contract.messages import REPLICAS_KEY, SUPPORT_KEY, ReplicaPhase, WorkerSupport, encode
+from billing.models import (
+    BankEntry,
+    BankStatement,
+    BudgetPeriod,
+    Invoice,
+    Period,
+    Reconciliation,
+    UsageQuarantine,
+)
+from billing.payments.bank_files import do_dismiss_entry
+from inference_worker.contract.compute_support import SlowReason
+from inference_worker.contract.messages import REPLICAS_KEY, ReplicaPhase, encode
 from millrace.apps.deployments.fleet_status import read_fleet_status
 from millrace.apps.deployments.gateway_heartbeat import (
     GATEWAYS_KEY,
@@ -28,7 +38,8 @@ from millrace.apps.deployments.gateway_heartbeat import (
     gateway_heartbeat_key,
 )
 from millrace.apps.health import health_checks, tasks
-from millrace.apps.health.health_checks import HealthIssue, IssueType
+from millrace.apps.health.invoice_checks import ASSIGNMENT_LATE
+from millrace.apps.health.issues import HealthIssue, IssueType
 from millrace.apps.health.models import Cordon, HealthEvent
 from millrace.apps.request_log.models import RequestRecord
 from millrace.environment.configuration import platform_settings
@@ -36,9 +47,11 @@ from millrace.environment.processes import ProcessFile, ProcessState
 from tenants.actions import do_create_tenant, do_suspend_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
-from tenants.models import OutboxEmail, Tenant, WebhookEndpoint
+from tenants.models import OutboxEmail, Tenant, User, WebhookEndpoint
+from tests.support.billing.bank_statements import find_open_entry
 from tests.support.billing.books import draft_for, rate_card
-from tests.support.deployments.heartbeats import MACHINE
+from tests.support.deployments.heartbeats import MACHINE, register_worker
+from tests.support.frontend.console import PASSWORD
 from tests.support.rows import unscoped
 
 pytestmark = pytest.mark.django_db
@@ -121,11 +134,9 @@ def test_a_model_that_no_worker_has(broker: redis.Redis) -> None:
 
 @pytest.mark.usefixtures("well")
 def test_two_workers_with_one_name_are_told_apart(broker: redis.Redis, speak: Callable[..., None]) -> None:
-    support = describe_support("cpu", "avx2", None)
     for suffix, host in (("aa", "left"), ("bb", "right")):
         speak(f"smollm2-135m-0.{suffix}", **({} if suffix == "aa" else {"phase": ReplicaPhase.FAILED, "reason": "x"}))
-        sent = WorkerSupport(("default",), support, host, 1_700_000_000)
-        broker.hset(SUPPORT_KEY, f"smollm2-135m-0.{suffix}", encode(sent))
+        register_worker(broker, f"smollm2-135m-0.{suffix}", host)
     issue, failed = found()
     assert (issue.issue_type, issue.subject, issue.urgent) == (IssueType.WORKER_NAME, "smollm2-135m-0", True)
     assert issue.title == "2 workers have the name smollm2-135m-0"
@@ -354,6 +365,25 @@ def test_unsent_emails_and_forgotten_cordons() -> None:
         OutboxEmail.objects.all_tenants().update(created_at=timezone.now() - timedelta(hours=2))
         Cordon.objects.update(cordoned_at=timezone.now() - timedelta(hours=2))
     assert [(one.issue_type, one.subject) for one in found()] == [(IssueType.CORDON, "m-0"), (IssueType.EMAIL, "")]
+
+
+def test_bank_payments_that_wait_for_their_assignment(client: Client) -> None:
+    def find_waiting() -> list[HealthIssue]:
+        return [issue for issue in found() if issue.issue_type == IssueType.BANK_ENTRY]
+
+    find_open_entry()
+    assert find_waiting() == []
+    with all_tenants_scope(BypassReason.COMMAND):
+        BankStatement.objects.update(imported_at=timezone.now() - ASSIGNMENT_LATE - timedelta(hours=1))
+        entries = list(BankEntry.objects.filter(state=BankEntry.State.OPEN))
+    (issue,) = find_waiting()
+    assert (issue.subject, issue.urgent) == ("", False)
+    assert issue.title == f"{len(entries)} payments on bank statements are not assigned, oldest 3\xa0days"
+    client.force_login(User.objects.create_superuser("op@example.com", PASSWORD))
+    assert 'href="/operator/receivables/"' in client.get("/operator/health/panels/issues").content.decode()
+    for entry in entries:
+        do_dismiss_entry(entry)
+    assert find_waiting() == []
 
 
 @pytest.mark.usefixtures("well")

@@ -103,6 +103,22 @@ def test_the_models_of_one_worker_are_separate_and_versions_are_not(speak: Calla
     assert [(cost.model, cost.served, cost.machine_minutes) for cost in found] == [("m", 400, 3), ("n", 200, 3)]
 
 
+def test_running_workers_of_one_name_are_separate_and_each_machine_has_its_cost(speak: Callable[..., None]) -> None:
+    for minute in range(3):
+        speak("m-0.aa-1", metrics=metrics(counted(PROMPT_TOKENS=100 * minute)), model="m")
+        speak("m-0.bb-1", metrics=metrics(counted(PROMPT_TOKENS=10 * minute)), model="m")
+        history.sample(read_fleet_status(), NOON + minute * MINUTE)
+    with all_tenants_scope(BypassReason.OPERATOR):
+        (both,) = history.span(NOON, NOON + 3 * MINUTE, timedelta(hours=1))
+        apart = history.span(NOON, NOON + 3 * MINUTE, timedelta(hours=1), ["m-0.aa", "m-0.bb"])
+        first = history.span(NOON, NOON + 3 * MINUTE, timedelta(hours=1), ["m-0.aa"])
+        (found,) = costs(NOON, NOON + timedelta(hours=1))
+    assert (both.worker, both.process, both.tokens, both.minutes) == ("m-0", "", 220, 6)
+    assert [(point.process, point.tokens, point.minutes) for point in apart] == [("m-0.aa", 200, 3), ("m-0.bb", 20, 3)]
+    assert [(point.process, point.tokens) for point in first] == [("", 20), ("m-0.aa", 200)]
+    assert (found.served, found.machine_minutes) == (220, 6)
+
+
 def test_revenue_in_other_currencies_is_converted_to_dollars(
     speak: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

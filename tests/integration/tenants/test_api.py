@@ -305,6 +305,7 @@ SENT = {
     "api-alert-rules": {"metric": "error_rate", "threshold": 500},
     "api-alert-rule": {"threshold": 400},
     "api-experiments": {"name": "n", "model": "m", "arms": EXPERIMENT_ARMS},
+    "api-notifications-read": {"ids": [1]},
     "api-policies": {"name": "x", "body": BODY},
     "api-policy-drafts": {"name": "x", "body": BODY},
     "api-policy-validate": {"body": BODY},

@@ -11,6 +11,7 @@ from django.db import DatabaseError, connection, transaction
 
 from tenants import actions, audit
 from tenants.actions import Conflict, users
+from tenants.actions.notifications import ChosenChannels
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import (
@@ -226,6 +227,13 @@ CASES: dict[str, tuple[Callable[[World], Any], list[str], set[str]]] = {
     "do_delete_view": (
         lambda w: actions.do_delete_view(
             w.tenant, w.owner, actions.do_save_view(w.tenant, w.owner, "requests", "Slow", "slow=10").pk
+        ),
+        [],
+        set(),
+    ),
+    "do_set_notification_channels": (
+        lambda w: actions.do_set_notification_channels(
+            w.tenant, w.owner, {"key_expires": ChosenChannels(in_console=True, by_email=False)}
         ),
         [],
         set(),

@@ -27,16 +27,16 @@ from billing.pricing.prices import do_assign_book, do_propose_prices, do_publish
 from billing.rates.price_book import NewPrice, Proposal
 from billing.rates.pricing import Component, Tier
 from inference_worker.contract.deployments import WANTED_KEY, WantedState, decode_wanted
+from millrace.apps.deployments.catalog_copy import copy_deployments
 from millrace.apps.deployments.deployments import (
-    copy_deployments,
     do_add_deployment,
     do_import_settings,
     do_remove_deployment,
     do_set_deployment_state,
     do_update_deployment,
-    served_specs,
 )
 from millrace.apps.deployments.models import Deployment
+from millrace.apps.deployments.served_deployments import served_specs
 from tenants import actions
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,13 @@ from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.state import ProjectState
 from django.db.migrations.writer import MigrationWriter
 
-from billing.pricing import rating
+from billing.pricing import prices, rating
+from billing.rates.price_book import NewPrice, Proposal
+from billing.rates.pricing import Component, Tier
 from tenants import migration_reset
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
+from tenants.models import User
 from tests.support.rows import allow_emptying
 from tools import reset_migrations
 
@@ -110,6 +116,28 @@ def test_migrations_can_be_reversed(restored: None) -> None:
             assert cursor.fetchall() == [], query
         cursor.execute("SELECT defaclobjtype FROM pg_default_acl")
         assert cursor.fetchall() == []
+
+
+def test_versions_of_the_sole_operator_become_those_of_the_earlier_release(
+    restored: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scheduled and cancelled versions are discarded. The published one has no publisher."""
+    sole = User.objects.create_superuser("sole@op.example")
+    versions = []
+    for model in ("published", "cancelled", "scheduled"):
+        proposal = Proposal((NewPrice(model, Tier.STANDARD, Component.OUTPUT, 1),))
+        made = prices.do_propose_prices(proposal, created_by=sole)
+        versions.append(prices.do_publish_as_sole_operator(made, by=sole).pk)
+        if model == "published":
+            monkeypatch.setattr(prices, "_read_clock", lambda: datetime.now(UTC) + timedelta(hours=2))
+            assert [row.pk for row in prices.do_start_scheduled_prices()] == versions
+            monkeypatch.undo()
+        if model == "cancelled":
+            prices.do_cancel_prices(made, by=sole)
+    call_command("migrate", "billing", "0015_stored_texts", verbosity=0)
+    with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
+        cursor.execute("SELECT state, decided_by_id FROM billing_priceversion ORDER BY id")
+        assert cursor.fetchall() == [("published", None), ("discarded", sole.pk), ("discarded", sole.pk)]
 
 
 def test_a_database_at_the_end_of_the_earlier_migrations_is_taken_over(

@@ -220,9 +220,12 @@ def test_an_endpoint_that_fails_for_days_is_disabled_with_an_email(tenant, serve
     assert not row.active
     assert row.disabled_because.startswith("No delivery succeeded for 3 days.")
     assert {each.state for each in of(WebhookDelivery, tenant)} == {"failed"}
-    (mail,) = of(OutboxEmail, tenant)
+    failing, mail = sorted(of(OutboxEmail, tenant), key=lambda row: row.pk)
+    assert failing.subject.startswith(f"Deliveries to {url} have failed since")
+    assert mail.subject == "Webhook of Acme disabled"
     assert url in mail.body
-    assert mail.roles == ["owner", "admin"]
+    assert {row.notification_kind for row in (failing, mail)} == {"webhook_failing"}
+    assert {tuple(row.roles) for row in (failing, mail)} == {("admin", "owner")}
     with pytest.raises(Conflict):
         do_replay(of(WebhookDelivery, tenant)[0])
     with pytest.raises(Conflict):

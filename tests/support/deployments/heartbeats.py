@@ -5,8 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import redis
+
 from inference_worker.contract import metric_families as families
-from inference_worker.contract.messages import Heartbeat, Machine
+from inference_worker.contract.compute_support import describe_support
+from inference_worker.contract.messages import SUPPORT_KEY, Heartbeat, Machine, WorkerSupport, encode
 from inference_worker.contract.metric_families import HistogramSnapshot, MetricsSnapshot
 
 MACHINE = Machine("0.1.0", "cpu", 4, "bfloat16", 8192, 32)
@@ -41,3 +44,9 @@ def heartbeat(**changes: Any) -> Heartbeat:
         "machine": MACHINE,
     }
     return Heartbeat(**(fields | changes))
+
+
+def register_worker(broker: redis.Redis, process_id: str, host: str) -> None:
+    """Register the process of a worker, as its heartbeats do. A heartbeat of the process keeps it."""
+    support = WorkerSupport(("default",), describe_support("cpu", "avx2", None), host, 1_700_000_000)
+    broker.hset(SUPPORT_KEY, process_id, encode(support))

@@ -8,8 +8,9 @@ from typing import Any
 from inference_worker.contract.request import CacheBreakpoint, SamplingParams
 from millrace.gateway.admission.admission import AdmissionRequest
 from millrace.gateway.core.catalog import ServedModel
-from millrace.gateway.core.types import InferenceRequest, Prompt
+from millrace.gateway.core.types import Prompt
 from tenants.keys.snapshot import ApiKeySnapshot, LimitSetSnapshot, LimitSnapshot
+from tests.support.gateway.inference_requests import make_request
 
 KEY = ApiKeySnapshot(1, 1, 1, ("inference",), None, None, False, False, LimitSnapshot(), 1)
 
@@ -34,10 +35,10 @@ def make_demand(
     breakpoints: tuple[CacheBreakpoint, ...] = (),
     **request: Any,
 ) -> AdmissionRequest:
-    """Return a request with a prompt of this length. `request` are further fields of `InferenceRequest`."""
+    """Return a request with a prompt of this length. `request` are further arguments of `make_request`."""
     fields: dict[str, Any] = {"prompt": [{}], "sampling": SamplingParams(n=n), "max_tokens": max_tokens, **request}
     prompt_tokens = Prompt([1] * prompt, breakpoints)
-    return AdmissionRequest(request_id, admitted_at, key, InferenceRequest(name, **fields), prompt_tokens, [*models])
+    return AdmissionRequest(request_id, admitted_at, key, make_request(name, **fields), prompt_tokens, [*models])
 
 
 def key_set(**limits: Any) -> LimitSetSnapshot:

@@ -145,10 +145,10 @@ def test_hints_and_hosted_tools_are_named() -> None:
     )
     assert [tool.name for tool in request.tools] == ["weather"]
     assert request.tools[0].description == 'Tells it\n\nExamples of inputs:\n{"at":"sea"}'
-    assert set(request.ignored) == {
+    assert set(request.analysis.ignored) == {
         *("context_management", "output_config.effort", "thinking", "thread", "tools[].web_search_20250305"),
     }
-    assert request.unknown == ()
+    assert request.analysis.unknown == ()
 
 
 def test_a_thread_is_not_continued() -> None:

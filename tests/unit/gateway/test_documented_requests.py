@@ -62,7 +62,7 @@ def test_documented_requests(example: dict[str, Any]) -> None:
             require_images(read(body), is_supported=False)
         assert (exc_info.value.status, exc_info.value.param) == (400, outcome)
     else:
-        assert set(read(body).ignored) == outcome
+        assert set(read(body).analysis.ignored) == outcome
 
 
 @pytest.mark.parametrize("example", examples(), ids=lambda each: f"{each['path']} {each['title']}")
@@ -79,5 +79,5 @@ def test_documented_answers_can_be_sent_back(example: dict[str, Any]) -> None:
     else:
         items = [{"role": "user", "content": "?"}, *answer["output"]]
         request = read_response(json.dumps({"model": "m", "input": items}).encode())
-    assert request.unknown == ()
+    assert request.analysis.unknown == ()
     assert [message["role"] for message in request.prompt[:2]] == ["user", "assistant"]

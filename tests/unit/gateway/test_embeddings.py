@@ -71,13 +71,13 @@ def write(vectors: list[list[float]], **asked: Any) -> dict[str, Any]:
     ],
 )
 def test_an_input_has_four_forms(given: Any, inputs: tuple[Any, ...]) -> None:
-    assert read(input=given).inputs == inputs
+    assert read(input=given).encoder.inputs == inputs
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=5))
 def test_errors_name_the_invalid_parameter(value: Any) -> None:
     try:
-        assert all(read(input=value).inputs)
+        assert all(read(input=value).encoder.inputs)
     except ApiError as exc:
         assert (exc.status, (exc.param or "")[:5]) == (400, "input")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -12,9 +11,9 @@ import pytest
 from inference_worker.contract.upstreams import UpstreamEngine, UpstreamSpec
 from millrace.gateway.core.catalog import ServedModel, UnknownTokenizer, upstream_model
 from millrace.gateway.core.errors import ApiError
-from millrace.gateway.core.types import InferenceRequest, RequestSource
-from millrace.gateway.protocols.dialect_readers import READERS
+from millrace.gateway.core.types import InferenceRequest
 from millrace.gateway.protocols.prompts import tokenize_here
+from tests.support.gateway.inference_requests import read_for_upstream
 from tests.support.gateway.requests import BODIES, ENCODERS
 
 SCHEMA = {"type": "object"}
@@ -78,7 +77,7 @@ OWN = ServedModel("m", UnknownTokenizer(), 100, 100, 0)
 
 def read(dialect: str, fields: Mapping[str, Any], bodies: Mapping[str, dict[str, Any]] = BODIES) -> InferenceRequest:
     body = msgspec.json.encode({"model": "m", **bodies[dialect], **fields})
-    return replace(READERS[dialect](body), source=RequestSource(dialect, body))
+    return read_for_upstream(dialect, body)
 
 
 def refusal(action: Callable[[], object]) -> ApiError:
@@ -101,13 +100,13 @@ def test_a_limit_is_refused_with_the_parameter_to_use(
 @pytest.mark.parametrize("fields", NEUTRAL, ids=str)
 def test_a_value_that_limits_nothing_is_accepted(fields: dict[str, Any]) -> None:
     for dialect in BODIES:
-        assert read(dialect, fields).foreign_limits == ()
+        assert read(dialect, fields).analysis.foreign_limits == ()
 
 
 @pytest.mark.parametrize("dialect", ENCODERS)
 def test_an_endpoint_without_text_accepts_and_names_limits_of_text(dialect: str) -> None:
     request = read(dialect, {"max_new_tokens": 3, "stop_strings": ["a"]}, ENCODERS)
-    assert (request.ignored, request.foreign_limits) == (("max_new_tokens", "stop_strings"), ())
+    assert (request.analysis.ignored, request.analysis.foreign_limits) == (("max_new_tokens", "stop_strings"), ())
 
 
 @pytest.mark.parametrize(
@@ -119,7 +118,7 @@ def test_an_endpoint_without_text_accepts_and_names_limits_of_text(dialect: str)
     ],
 )
 def test_limits_of_encoders(dialect: str, name: str, parameter: str) -> None:
-    ((path, message),) = read(dialect, {name: 8}, ENCODERS).foreign_limits
+    ((path, message),) = read(dialect, {name: 8}, ENCODERS).analysis.foreign_limits
     assert path == name
     assert message.endswith(f"Use {parameter!r}.")
 
@@ -168,4 +167,4 @@ def test_the_work_of_large_objects_is_bounded() -> None:
     for _ in range(200):
         deep = {"a": deep}
     wide = {f"k{number}": {"x": 1} for number in range(5000)}
-    assert read("openai.chat", {"deep": deep, "wide": wide}).foreign_limits == ()
+    assert read("openai.chat", {"deep": deep, "wide": wide}).analysis.foreign_limits == ()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -12,9 +11,10 @@ import pytest
 from inference_worker.contract.upstreams import UpstreamEngine, UpstreamSpec
 from millrace.gateway.core.catalog import upstream_model
 from millrace.gateway.core.errors import ApiError
-from millrace.gateway.core.types import InferenceRequest, RequestSource
+from millrace.gateway.core.types import InferenceRequest
 from millrace.gateway.protocols.dialect_readers import READERS
 from millrace.gateway.protocols.prompts import tokenize_here
+from tests.support.gateway.inference_requests import read_for_upstream
 from tests.support.gateway.requests import BODIES, HELLO
 
 CHAT, RESPONSES, MESSAGES = "openai.chat", "openai.responses", "anthropic.messages"
@@ -51,7 +51,7 @@ def read(dialect: str, **fields: Any) -> InferenceRequest:
 @pytest.mark.parametrize(("dialect", "tool"), FOREIGN_TOOLS, ids=lambda value: str(value)[:40])
 def test_a_tool_of_another_platform_is_dropped_and_named(dialect: str, tool: dict[str, Any]) -> None:
     only = read(dialect, tools=[tool], tool_choice=CHOICES[dialect])
-    assert (only.tools, only.ignored, only.unknown) == ((), (f"tools[].{tool['type']}",), ())
+    assert (only.tools, only.analysis.ignored, only.analysis.unknown) == ((), (f"tools[].{tool['type']}",), ())
     both = read(dialect, tools=[TOOLS[dialect], tool], tool_choice=REQUIRED[dialect])
     assert [each.name for each in both.tools] == ["now"]
     with pytest.raises(ApiError) as exc_info:
@@ -293,7 +293,7 @@ def test_a_conversation_of_another_platform_is_read(name: str) -> None:
         )
         for message in middle
     ]
-    assert (found, set(request.ignored), request.unknown) == (expected, ignored, ())
+    assert (found, set(request.analysis.ignored), request.analysis.unknown) == (expected, ignored, ())
 
 
 def test_a_calls_input_is_its_argument() -> None:
@@ -323,7 +323,7 @@ def test_an_upstream_receives_no_choice_between_tools_that_were_dropped() -> Non
     upstream = upstream_model("m", "", UpstreamSpec(UpstreamEngine.ANTHROPIC, "https://a.example", "m", "anthropic"))
     fields = {"tools": [{"type": "bash_20250124", "name": "bash"}], "tool_choice": {"type": "auto"}}
     body = msgspec.json.encode({"model": "m", **BODIES[MESSAGES], **fields})
-    request = replace(READERS[MESSAGES](body), source=RequestSource(MESSAGES, body))
+    request = read_for_upstream(MESSAGES, body)
     sent = tokenize_here(upstream, request).upstream
     assert sent is not None
     assert not {"tools", "tool_choice"} & msgspec.json.decode(sent.body).keys()

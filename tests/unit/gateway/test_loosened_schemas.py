@@ -14,7 +14,7 @@ from inference_worker.contract.output_formats import HERMES
 from inference_worker.contract.request import TokenCounts, ToolCallDelta
 from inference_worker.contract.upstreams import UpstreamEngine, UpstreamSpec
 from millrace.gateway.core.catalog import upstream_model
-from millrace.gateway.core.types import CheckedSchemas, InferenceRequest, RequestSource, ResponseSpec
+from millrace.gateway.core.types import CheckedSchemas, InferenceRequest, ResponseSpec
 from millrace.gateway.protocols.answer_validity import CheckedEnd, checked_events
 from millrace.gateway.protocols.dialect_readers import READERS
 from millrace.gateway.protocols.openai import completions
@@ -22,6 +22,7 @@ from millrace.gateway.protocols.prompts import tokenize_here
 from millrace.gateway.protocols.tools import UPSTREAM_CALLS, spec
 from millrace.gateway.protocols.unknown_fields import MAX_CHECKED_CHARACTERS, MAX_NAMED
 from millrace.gateway.protocols.writers import make_writer
+from tests.support.gateway.inference_requests import read_for_upstream
 
 INT64 = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 2**63 - 1}}, "required": ["n"]}
 LOOSE = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
@@ -76,10 +77,10 @@ FORMATS = [
 @pytest.mark.parametrize(("reader", "fields", "name"), FORMATS)
 def test_a_format_that_is_not_strict_is_loosened(reader: str, fields: dict[str, Any], name: str) -> None:
     request = read(reader, **fields)
-    assert request.ignored == (name,)
+    assert request.analysis.ignored == (name,)
     assert request.structured is not None
     assert json.loads(request.structured.text) == LOOSE
-    assert request.checked == CheckedSchemas(json.dumps(INT64, separators=(",", ":")))
+    assert request.analysis.checked == CheckedSchemas(json.dumps(INT64, separators=(",", ":")))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,7 @@ def test_a_format_that_is_not_strict_is_loosened(reader: str, fields: dict[str, 
 )
 def test_a_strict_format_is_unchanged(reader: str, fields: dict[str, Any]) -> None:
     request = read(reader, **fields)
-    assert (request.ignored, request.checked) == ((), None)  # the worker refuses it
+    assert (request.analysis.ignored, request.analysis.checked) == ((), None)  # the worker refuses it
     assert request.structured is not None
     assert json.loads(request.structured.text) == INT64
 
@@ -112,13 +113,13 @@ def test_one_odd_tool_leaves_the_others_enforced(reader: str, name: str) -> None
         tool(reader, "strict", INT64, strict=True),
     ]
     request = read(reader, tools=tools)
-    assert request.ignored == (name,)
+    assert request.analysis.ignored == (name,)
     assert [each.parameters for each in request.tools] == [GOOD, INT64, INT64]  # as the prompt describes them
     structured = spec(request, HERMES)
     assert structured is not None
     assert [each["parameters"] for each in json.loads(structured.text)["tools"]] == [GOOD, LOOSE, INT64]
-    assert request.checked is not None
-    assert (request.checked.answer, list(request.checked.tools)) == (None, ["odd"])
+    assert request.analysis.checked is not None
+    assert (request.analysis.checked.answer, list(request.analysis.checked.tools)) == (None, ["odd"])
 
 
 def test_names_are_counted_and_large_schemas_are_not_kept() -> None:
@@ -126,10 +127,10 @@ def test_names_are_counted_and_large_schemas_are_not_kept() -> None:
     odd: dict[str, Any] = {key: {} for key in (*keywords, "dependentRequired", "dependentSchemas", "propertyNames")}
     large = {**INT64, "title": "x" * MAX_CHECKED_CHARACTERS}
     request = read(CHAT, **chat_format(odd), tools=[tool(CHAT, "a", {**INT64, **odd}), tool(CHAT, "b", large)])
-    assert len(request.ignored) == MAX_NAMED + 1
-    assert request.ignored[-1] == "+5"
-    assert request.checked is not None
-    assert request.checked.tools["b"] == ""
+    assert len(request.analysis.ignored) == MAX_NAMED + 1
+    assert request.analysis.ignored[-1] == "+5"
+    assert request.analysis.checked is not None
+    assert request.analysis.checked.tools["b"] == ""
 
 
 @pytest.mark.parametrize(
@@ -144,7 +145,7 @@ def test_names_are_counted_and_large_schemas_are_not_kept() -> None:
 )
 def test_an_upstream_receives_the_schema(engine: Any, reader: str, fields: Any, ignored: Any) -> None:
     body = body_of(reader, **fields)
-    request = InferenceRequest(**{**vars(READERS[reader](body)), "source": RequestSource(reader, body)})
+    request = read_for_upstream(reader, body)
     model = upstream_model("m", "", UpstreamSpec(engine, "https://api.example.com/v1", "m", context_length=10_000))
     prompt = tokenize_here(model, request)
     assert prompt.ignored == ignored

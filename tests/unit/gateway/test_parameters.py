@@ -37,7 +37,7 @@ def completion(**fields: Any) -> InferenceRequest:
 def error_of(**fields: Any) -> ApiError:
     with pytest.raises(ApiError) as exc_info:
         request = chat(**fields)
-        check_unknown("reject", request.unknown)
+        check_unknown("reject", request.analysis.unknown)
         require_images(request, is_supported=False)
     assert exc_info.value.status == 400
     return exc_info.value
@@ -142,7 +142,7 @@ def test_an_answer_with_other_vendors_fields_can_be_sent_back() -> None:
         "tool_calls": [call],
     }
     request = chat(messages=[*HELLO, turn, {"role": "tool", "content": "42", "tool_call_id": "c"}])
-    assert request.ignored == ()
+    assert request.analysis.ignored == ()
     assert request.prompt[1]["reasoning_content"] == "Hm."
     assert request.prompt[1]["tool_calls"][0]["function"] == {"name": "f", "arguments": {}}
 
@@ -293,10 +293,10 @@ def test_keywords_that_cannot_be_enforced_are_named_unless_the_schema_is_strict(
         "properties": {"not": {"type": "array"}},
     }
     path = "response_format.json_schema.schema"
-    assert request.ignored == (f"{path}.not", f"{path}.uniqueItems")
+    assert request.analysis.ignored == (f"{path}.not", f"{path}.uniqueItems")
     strict = read(strict=True)
     assert strict.structured is not None
-    assert (msgspec.json.decode(strict.structured.text), strict.ignored) == (schema, ())
+    assert (msgspec.json.decode(strict.structured.text), strict.analysis.ignored) == (schema, ())
 
 
 def test_cache_breakpoints() -> None:
@@ -350,14 +350,14 @@ def test_errors_name_the_unsupported_parameter(name: str, value: object) -> None
 )
 def test_a_hint_is_accepted_and_named(name: str, value: object) -> None:
     request = chat(**{name: value})
-    assert (request.ignored, request.unknown) == ((name,), ())
+    assert (request.analysis.ignored, request.analysis.unknown) == ((name,), ())
 
 
 def test_a_predicted_output_is_text_or_parts() -> None:
     parts = [{"type": "text", "text": "def f"}, {"type": "text", "text": "():"}]
     for content in ("def f():", parts):
         request = chat(prediction={"type": "content", "content": content})
-        assert (request.prediction, request.speculates, request.ignored) == ("def f():", True, ())
+        assert (request.prediction, request.speculates, request.analysis.ignored) == ("def f():", True, ())
     assert chat(prediction=None).prediction == ""
     assert error_of(prediction={"type": "content"}).param == "prediction.content"
 

@@ -71,7 +71,7 @@ def response(**fields: Any) -> InferenceRequest:
 def test_parameters(request_: Any, enabled: bool | None, budget: int | None, ignored: tuple[str, ...]) -> None:
     request = request_()
     assert request.reasoning == ReasoningOptions(enabled, budget, ignored, request.reasoning.effort)
-    assert request.ignored == ignored  # models without reasoning ignore them
+    assert request.analysis.ignored == ignored  # models without reasoning ignore them
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from inference_worker.contract.messages import AnswerEvent, End, Vectors
 from inference_worker.contract.request import TokenCounts
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import ApiError
-from millrace.gateway.core.types import InferenceRequest, ResponseSpec
+from millrace.gateway.core.types import EncoderInputs, InferenceRequest, ResponseSpec
 from millrace.gateway.prompt_processes.prompt_frames import PackedPrompt
 from millrace.gateway.protocols.dialect_readers import READERS
 from millrace.gateway.protocols.encoder_inputs import count_searches
@@ -66,8 +66,8 @@ def write(writer: type[RerankWriter] | type[ScoreWriter], request: InferenceRequ
 
 def test_documents_are_texts_or_objects() -> None:
     request = rerank(documents=["a", {"text": "b", "title": "t"}], rank_fields=["text"], max_tokens_per_doc=3)
-    assert (request.queries, request.inputs, request.max_input_tokens) == (("q",), ("a", "b"), 3)
-    assert request.ignored == ("documents[].title",)
+    assert request.encoder == EncoderInputs(("a", "b"), ("q",), 3, param="documents")
+    assert request.analysis.ignored == ("documents[].title",)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_documents_are_texts_or_objects() -> None:
 )
 def test_texts_are_paired(first: Any, second: Any, queries: tuple[str, ...], inputs: tuple[str, ...]) -> None:
     request = score(first, second)
-    assert (request.queries, request.inputs) == (queries, inputs)
+    assert (request.encoder.queries, request.encoder.inputs) == (queries, inputs)
 
 
 @pytest.mark.parametrize(

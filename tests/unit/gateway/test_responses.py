@@ -147,10 +147,10 @@ def test_the_fields_of_codex_are_accepted() -> None:
     )
     assert [message["role"] for message in request.prompt] == ["system", "system", "user"]
     assert [tool.name for tool in request.tools] == ["weather"]
-    assert set(request.ignored) == {
+    assert set(request.analysis.ignored) == {
         *("reasoning", "client_metadata", "text.verbosity", "tools[].web_search", "tools[].namespace"),
     }
-    assert request.unknown == ()
+    assert request.analysis.unknown == ()
 
 
 def test_allowed_tools() -> None:
@@ -183,7 +183,7 @@ def test_references_to_stored_items_are_refused() -> None:
 
 
 def test_responses_are_not_stored_and_the_header_names_it() -> None:
-    assert read(store=True).ignored == ("store",)
+    assert read(store=True).analysis.ignored == ("store",)
 
 
 @given(

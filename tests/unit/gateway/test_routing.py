@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
+import msgspec
 import pytest
 
 from inference_worker.contract.messages import End, Tokens
@@ -121,4 +121,4 @@ def test_as_few_messages_as_necessary_are_dropped_in_the_middle() -> None:
 def test_only_conversations_of_own_models_are_shortened() -> None:
     request = conversation(("user", 3))
     assert context_overflow.can_shorten(MODEL, request)
-    assert not context_overflow.can_shorten(MODEL, dataclasses.replace(request, prompt="text"))
+    assert not context_overflow.can_shorten(MODEL, msgspec.structs.replace(request, prompt="text"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,12 @@ from inference_worker.contract.validation import RANGES, ParameterRange
 from millrace.cli.offline import generate
 from millrace.gateway.core.catalog import upstream_model
 from millrace.gateway.core.errors import ApiError
-from millrace.gateway.core.types import InferenceRequest, RequestSource
+from millrace.gateway.core.types import InferenceRequest
 from millrace.gateway.protocols.openai.completions import read_completion
 from millrace.gateway.protocols.openai.parameters import RESULT_NAMES
 from millrace.gateway.protocols.prompts import tokenize_here
 from tests.support.engine.sampling_values import other_value, values_beyond
+from tests.support.gateway.inference_requests import read_for_upstream
 from tools.openapi.formatting import read_yaml
 
 ROOT = Path(__file__).parents[3]
@@ -78,7 +78,7 @@ def test_a_request_with_a_value_out_of_range_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in SAMPLING_PARAMETERS if name != "max_tokens"])
 def test_an_upstream_receives_a_parameter_or_its_request_is_refused(preset: str, name: str) -> None:
     body = body_of(name, other_value(name))
-    request = replace(read_completion(body), source=RequestSource("openai.completion", body))
+    request = read_for_upstream("openai.completion", body)
     model = upstream_model("m", "", UpstreamSpec(UpstreamEngine.OPENAI, "https://a.example/v1", "m", preset))
     if name not in PRESETS[preset].parameters:
         with pytest.raises(ApiError) as exc_info:

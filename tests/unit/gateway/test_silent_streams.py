@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -176,6 +175,6 @@ async def test_a_pause_in_a_stream_has_pings(monkeypatch: pytest.MonkeyPatch, co
 
 async def test_a_response_without_a_stream_has_no_early_headers(monkeypatch: pytest.MonkeyPatch) -> None:
     request = SilentRequest(0, LOST, seconds=3 * HEADERS_SECONDS)
-    request.request = dataclasses.replace(request.request, stream=False)
+    request.request = msgspec.structs.replace(request.request, stream=False)
     start, _ = await call(monkeypatch, request, ChatCompletions, HEADERS_SECONDS)
     assert start["status"] == 503

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -94,9 +94,9 @@ def test_a_response_has_only_the_calls_that_the_request_allows(tmp_path: Path) -
         "tool_format": "hermes",
         "max_calls": 0,
     }
-    limited = dataclasses.replace(request, allowed_tools=("time",), parallel_tools=False)
+    limited = msgspec.structs.replace(request, allowed_tools=("time",), parallel_tools=False)
     assert tools.response_fields(limited, tokenizer) == {"tools": ["time"], "tool_format": "hermes", "max_calls": 1}
-    answers_json = dataclasses.replace(request, structured=StructuredSpec("json_object"))
+    answers_json = msgspec.structs.replace(request, structured=StructuredSpec("json_object"))
     assert tools.response_fields(answers_json, tokenizer)["expects_json"] is True
 
 

@@ -17,13 +17,14 @@ from inference_worker.contract.request import TokenCounts
 from inference_worker.contract.upstreams import UpstreamEngine, UpstreamSpec
 from millrace.gateway.core.catalog import ServedModel, upstream_model
 from millrace.gateway.core.errors import ApiError
-from millrace.gateway.core.types import Prompt, RequestSource, ResponseSpec
+from millrace.gateway.core.types import Prompt, ResponseSpec
 from millrace.gateway.prompt_processes.prompt_frames import PackedPrompt
 from millrace.gateway.protocols.dialect_readers import READERS
 from millrace.gateway.protocols.prompt_bounds import max_characters
 from millrace.gateway.protocols.prompts import tokenize_here
 from millrace.gateway.protocols.writers import make_writer
 from tests.support.engine.tiny_models import make_tokenizer
+from tests.support.gateway.inference_requests import read_for_upstream
 
 CORE = make_tokenizer()  # a token for each letter
 LENGTH = 12
@@ -223,8 +224,7 @@ def test_models_with_other_limits_have_other_prompts() -> None:
 def test_an_upstream_receives_inputs_and_parameters_unchanged(fields: dict[str, Any]) -> None:
     spec = UpstreamSpec(UpstreamEngine.OPENAI, "https://api.example.com/v1", "m", task="embed", dimensions=4)
     body = json.dumps({"model": "m", "input": [LONG * 99], **fields}).encode()
-    reader = "openai.embedding"
-    request = dataclasses.replace(READERS[reader](body), source=RequestSource(reader, body))
+    request = read_for_upstream("openai.embedding", body)
     prompt = tokenize_here(upstream_model("m", "", spec), request)
     assert prompt.upstream is not None
     assert json.loads(prompt.upstream.body) == {"input": [LONG * 99], "encoding_format": "float", **fields}

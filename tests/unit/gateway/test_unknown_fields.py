@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -14,13 +13,14 @@ from inference_worker.contract.spelling import edit_distance
 from inference_worker.contract.upstreams import UpstreamEngine, UpstreamSpec
 from millrace.gateway.core.catalog import upstream_model
 from millrace.gateway.core.errors import ApiError
-from millrace.gateway.core.types import InferenceRequest, RequestSource
+from millrace.gateway.core.types import InferenceRequest
 from millrace.gateway.protocols.anthropic.messages import read_messages
 from millrace.gateway.protocols.dialect_readers import READERS
 from millrace.gateway.protocols.openai.chat import read_chat
 from millrace.gateway.protocols.prompts import tokenize_here
 from millrace.gateway.protocols.responses.body import read_response
 from millrace.gateway.protocols.unknown_fields import MAX_COUNTED, MAX_NAMED, check_unknown
+from tests.support.gateway.inference_requests import read_for_upstream
 from tests.support.gateway.requests import BODIES, ENCODERS, HELLO, tool
 
 
@@ -32,18 +32,18 @@ def test_unknown_fields_are_dropped_and_named_by_their_path() -> None:
     turns = [{"role": "user", "content": [{"type": "text", "text": "Hello", "mark": 1}], "mood": "good"}] * 2
     request = chat(messages=turns, tools=[{**tool(), "icon": "x"}], flavor={"a": 1}, nothing=None)
     assert request.prompt == [{"role": "user", "content": "Hello"}] * 2
-    assert set(request.ignored) == {"flavor", "messages[].mood", "messages[].content[].mark", "tools[].icon"}
-    assert set(request.unknown) == set(request.ignored)
-    assert chat().ignored == ()
+    assert set(request.analysis.ignored) == {"flavor", "messages[].mood", "messages[].content[].mark", "tools[].icon"}
+    assert set(request.analysis.unknown) == set(request.analysis.ignored)
+    assert chat().analysis.ignored == ()
 
 
 def test_an_unknown_field_that_is_null_is_not_named() -> None:
-    assert chat(messages=[{**HELLO[0], "mood": None}], flavor=None).ignored == ()
+    assert chat(messages=[{**HELLO[0], "mood": None}], flavor=None).analysis.ignored == ()
 
 
 def test_a_hint_without_effect_is_named_and_not_unknown() -> None:
     request = chat(store=True, reasoning_effort="high")
-    assert (request.ignored, request.unknown) == (("store", "reasoning_effort"), ())
+    assert (request.analysis.ignored, request.analysis.unknown) == (("store", "reasoning_effort"), ())
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_probable_typo_is_refused(read: Any, body: dict[str, Any], name: str) 
 
 @pytest.mark.parametrize("name", ["max_x", "sto", "steramm", "temp", "thread", "client_metadata"])
 def test_other_unknown_names_are_no_typos(name: str) -> None:
-    assert chat(**{name: 1}).ignored == (name,)
+    assert chat(**{name: 1}).analysis.ignored == (name,)
 
 
 def test_formats_stay_strict() -> None:
@@ -81,18 +81,18 @@ def test_formats_stay_strict() -> None:
 
 def test_the_switch() -> None:
     request = chat(flavor=1, messages=[{**HELLO[0], "mood": "good"}])
-    check_unknown("warn", request.unknown)
+    check_unknown("warn", request.analysis.unknown)
     with pytest.raises(ApiError) as exc_info:
-        check_unknown("reject", request.unknown)
+        check_unknown("reject", request.analysis.unknown)
     assert (exc_info.value.status, exc_info.value.param) == (400, "flavor")
-    check_unknown("reject", chat(store=True).unknown)
+    check_unknown("reject", chat(store=True).analysis.unknown)
 
 
 def test_names_are_bounded_and_fit_a_header() -> None:
     many = chat(messages=[{**HELLO[0], **{f"x{number}\r\n": 1 for number in range(500)}}])
-    assert len(many.ignored) == MAX_NAMED + 1
-    assert many.ignored[-1] == f"+{MAX_COUNTED - MAX_NAMED}"
-    assert chat(**{"ü" * 500: 1}).ignored == ("?" * 80,)
+    assert len(many.analysis.ignored) == MAX_NAMED + 1
+    assert many.analysis.ignored[-1] == f"+{MAX_COUNTED - MAX_NAMED}"
+    assert chat(**{"ü" * 500: 1}).analysis.ignored == ("?" * 80,)
     with pytest.raises(ApiError):
         chat(**{f"unknown{number}": 1 for number in range(33)})
 
@@ -137,21 +137,21 @@ def test_a_hint_is_accepted_with_every_value_and_named(dialect: str) -> None:
     for name, values in HINTS[dialect].items():
         for value in values:
             request = READERS[dialect](msgspec.json.encode({"model": "m", **BODIES[dialect], name: value}))
-            assert (request.ignored, request.unknown) == ((name,), ()), (name, value)
+            assert (request.analysis.ignored, request.analysis.unknown) == ((name,), ()), (name, value)
 
 
 @pytest.mark.parametrize("dialect", [*BODIES, *ENCODERS])
 def test_a_name_that_another_server_documents_is_no_typo(dialect: str) -> None:
     for name in ("images", "inputs", "mode", "models", "speculative", "top_a"):
         body = {"model": "m", **BODIES.get(dialect, {}), **ENCODERS.get(dialect, {}), name: [1]}
-        assert READERS[dialect](msgspec.json.encode(body)).ignored == (name,)
+        assert READERS[dialect](msgspec.json.encode(body)).analysis.ignored == (name,)
 
 
 def test_padding_of_events_is_a_hint() -> None:
     for dialect in ("openai.chat", "openai.completion", "openai.responses"):
         fields = {"stream": True, "stream_options": {"include_obfuscation": True}}
         request = READERS[dialect](msgspec.json.encode({"model": "m", **BODIES[dialect], **fields}))
-        assert request.ignored == ("stream_options.include_obfuscation",)
+        assert request.analysis.ignored == ("stream_options.include_obfuscation",)
 
 
 def test_a_place_is_a_demand() -> None:
@@ -163,7 +163,7 @@ def test_a_place_is_a_demand() -> None:
 
 def test_speed_is_refused_for_an_upstream() -> None:
     body = msgspec.json.encode({"model": "m", **BODIES["anthropic.messages"], "speed": "fast"})
-    request = replace(read_messages(body), source=RequestSource("anthropic.messages", body))
+    request = read_for_upstream("anthropic.messages", body)
     upstream = upstream_model("m", "", UpstreamSpec(UpstreamEngine.ANTHROPIC, "https://a.example", "m", "anthropic"))
     with pytest.raises(ApiError) as exc_info:
         tokenize_here(upstream, request)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from typing import Any
 
@@ -12,9 +11,9 @@ from inference_worker.contract.upstream_presets import PRESETS, preset_of
 from inference_worker.contract.upstreams import UpstreamEngine, UpstreamSpec
 from millrace.gateway.core.catalog import upstream_model
 from millrace.gateway.core.errors import ApiError
-from millrace.gateway.core.types import Prompt, RequestSource
-from millrace.gateway.protocols.dialect_readers import READERS
+from millrace.gateway.core.types import Prompt
 from millrace.gateway.protocols.prompts import tokenize_here
+from tests.support.gateway.inference_requests import read_for_upstream
 
 URL = "https://api.example.com/v1"
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -33,7 +32,7 @@ def prompt_of(upstream: UpstreamSpec, reader: str = "openai.chat", **fields: Any
     if reader == "anthropic.messages":
         given["max_tokens"] = 100
     body = json.dumps({**given, **fields}).encode()
-    request = dataclasses.replace(READERS[reader](body), source=RequestSource(reader, body))
+    request = read_for_upstream(reader, body)
     return tokenize_here(upstream_model("m", "", upstream), request)
 
 

@@ -21,7 +21,7 @@ from billing.pricing.currencies import currency_of
 from inference_worker.contract.texts import Text
 from millrace.apps.alerts.models import AlertRule
 from millrace.apps.deployments.models import MILLRACE, Deployment
-from millrace.apps.health.health_checks import IssueType
+from millrace.apps.health.issues import IssueType
 from millrace.apps.health.models import HealthEvent
 from tenants.models import ApiKey
 

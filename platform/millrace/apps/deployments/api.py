@@ -15,7 +15,7 @@ from billing.rates.price_book import NewPrice
 from billing.rates.pricing import Tier
 from inference_worker.contract.deployments import MAX_DEPLOYMENTS, WantedState
 from inference_worker.contract.sampling_defaults import MAX_CHARACTERS
-from millrace.apps.deployments import deployments
+from millrace.apps.deployments import deployment_checks, deployments, offered_prices, served_deployments, value_checks
 from millrace.apps.deployments.deployment_status import DeploymentState, DeploymentStatus, deployment_status
 from millrace.apps.deployments.models import Deployment
 from tenants.api.idempotency import idempotent
@@ -97,7 +97,7 @@ class DeploymentOptionsSerializer(StrictSerializer):
         required=False, max_value=_MAX_INT, help_text="Unload after this time without requests; 0: never."
     )
     engine = serializers.ChoiceField(
-        deployments.ENGINES,
+        value_checks.ENGINES,
         required=False,
         help_text="millrace loads the model; openai and anthropic call an upstream; managed starts a command.",
     )
@@ -119,7 +119,7 @@ class DeploymentOptionsSerializer(StrictSerializer):
     command = serializers.CharField(
         required=False,
         allow_blank=True,
-        max_length=deployments.MAX_COMMAND_LENGTH,
+        max_length=value_checks.MAX_COMMAND_LENGTH,
         help_text="Starts a managed engine, such as `vllm serve {model} --port {port}`.",
     )
     images = serializers.BooleanField(required=False, help_text="Whether the upstream's model reads images.")
@@ -288,11 +288,11 @@ class _DeploymentView(OperatorView):
     pagination_class = None
 
     def answer(self, rows: list[Deployment], *, many: bool, status: int = 200, is_changed: bool = False) -> Response:
-        board = deployments.read_board()
-        unchecked = deployments.check_workers(rows[0], board) if is_changed else ""
+        board = deployment_checks.read_board()
+        unchecked = deployment_checks.check_workers(rows[0], board) if is_changed else ""
         with self.scope():
-            unpriced = deployments.unpriced_names(row.name for row in rows)
-            offers = {row.name: deployments.offered_price(row).prices for row in rows if row.name in unpriced}
+            unpriced = offered_prices.unpriced_names(row.name for row in rows)
+            offers = {row.name: offered_prices.offered_price(row).prices for row in rows if row.name in unpriced}
         found: Any = [deployment_status(row, board) for row in rows]
         out = DeploymentSerializer(
             found if many else found[0],
@@ -312,10 +312,10 @@ class ServedModels(OperatorView):
     @extend_schema(operation_id="operator_models", responses=ServedModelSerializer(many=True))
     def get(self, request: Request) -> Response:
         """Return the models this platform serves."""
-        board = deployments.read_board()
+        board = deployment_checks.read_board()
         rows: Any = [
             {"name": spec.name, "origin": spec.source, "workers": 0 if board is None else board.count_ready(spec.name)}
-            for spec in deployments.served_specs()
+            for spec in served_deployments.served_specs()
         ]
         return Response(ServedModelSerializer(rows, many=True).data)
 
@@ -337,7 +337,7 @@ class Deployments(_DeploymentView):
     def post(self, request: Request) -> Response:
         """Add a deployment. Workers of its pools load it. A source that cannot be loaded is refused, unless forced."""
         fields = validate_body(DeploymentCreateSerializer, request.data)
-        deployments.check_new_source(fields)
+        deployment_checks.check_new_source(fields)
         return self.answer([deployments.do_add_deployment(**fields)], many=False, status=201, is_changed=True)
 
 
@@ -351,7 +351,7 @@ class DeploymentCheck(_DeploymentView):
     def post(self, request: Request) -> Response:
         """Check a deployment's values and its source without adding it."""
         fields = validate_body(DeploymentCreateSerializer, request.data)
-        found: Any = deployments.check_deployment(**fields)
+        found: Any = deployment_checks.check_deployment(**fields)
         return Response(DeploymentCheckSerializer(found).data)
 
 
@@ -365,7 +365,7 @@ class DeploymentImport(_DeploymentView):
     def post(self, request: Request) -> Response:
         """Create or update deployments. Others stay as they are; the same call again changes nothing."""
         entries = validate_body(DeploymentImportCreateSerializer, request.data)["deployments"]
-        deployments.check_new_sources(entries)
+        deployment_checks.check_new_sources(entries)
         return Response(DeploymentImportSerializer(deployments.do_import_deployments(entries)).data)
 
 
@@ -380,7 +380,7 @@ class DeploymentOne(_DeploymentView):
         """Change a deployment. A new version is loaded beside the old one, which serves until then."""
         self.find_deployment(name)
         changes = validate_body(DeploymentUpdateSerializer, request.data, partial=True)
-        deployments.check_changed_source(name, changes)
+        deployment_checks.check_changed_source(name, changes)
         return self.answer([deployments.do_update_deployment(name, **changes)], many=False, is_changed=True)
 
     @extend_schema(operation_id="operator_deployment_remove", responses={204: None})
@@ -412,5 +412,5 @@ class DeploymentPrice(_DeploymentView):
     def post(self, request: Request, name: str) -> Response:
         """Draft the offered price of a deployment without one, for another operator to publish."""
         self.find_deployment(name)
-        version = deployments.do_draft_offered_price(name, by=person(request))
+        version = offered_prices.do_draft_offered_price(name, by=person(request))
         return Response(PriceDraftSerializer(version).data, status=201)

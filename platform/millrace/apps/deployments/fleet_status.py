@@ -5,6 +5,7 @@ Ages are measured only by Valkey's clock.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -108,6 +109,13 @@ class FleetStatus:
     settler: SettlerStatus | None  # None: no report yet
     settler_age_ms: int | None
     workers: tuple[WorkerStatus, ...] = ()
+
+    def find_namesakes(self) -> dict[str, list[WorkerStatus]]:
+        """Return the running workers whose names other running workers have, by name."""
+        by_name: dict[str, list[WorkerStatus]] = defaultdict(list)
+        for worker in self.workers:
+            by_name[worker_of(worker.id)].append(worker)
+        return {name: workers for name, workers in sorted(by_name.items()) if len(workers) > 1}
 
     @property
     def settler_runs(self) -> bool:

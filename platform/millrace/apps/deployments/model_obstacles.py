@@ -11,8 +11,8 @@ from billing.pricing.rate_cards import priced_models
 from inference_worker.checkpoints.encoder_config import ModelTask, model_task
 from inference_worker.contract.deployments import WantedState
 from inference_worker.contract.settings import ModelSpec
-from millrace.apps.deployments.deployments import served_specs, served_states
 from millrace.apps.deployments.fleet_status import read_fleet_status
+from millrace.apps.deployments.served_deployments import served_specs, served_states
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.routing_policies.target_checks import ModelObstacle, find_obstacles

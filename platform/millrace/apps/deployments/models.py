@@ -24,7 +24,7 @@ DEFAULT_CONTEXT_LENGTH = 131_072  # tokens, of an upstream's model
 class Deployment(models.Model):
     """A model that the platform serves under a name, as operators want it.
 
-    Workers and gateways read a copy in Valkey (millrace.apps.deployments.deployments).
+    Workers and gateways read a copy in Valkey (millrace.apps.deployments.catalog_copy).
     """
 
     AUDITED: ClassVar = (

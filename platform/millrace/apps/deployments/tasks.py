@@ -6,7 +6,7 @@ import redis
 import structlog
 from celery import shared_task
 
-from millrace.apps.deployments import deployments, fit_checks
+from millrace.apps.deployments import catalog_copy, fit_checks
 
 log = structlog.get_logger(__name__)
 
@@ -15,7 +15,7 @@ log = structlog.get_logger(__name__)
 def publish_deployments() -> int:
     """Write the deployments to Valkey again, in case it has lost them."""
     try:
-        return deployments.copy_deployments()
+        return catalog_copy.copy_deployments()
     except redis.RedisError as exc:
         log.warning("broker_unreachable", error=str(exc))
         return 0

@@ -1,10 +1,11 @@
 """Samples of replicas, one per minute, and their aggregation. Counters count from a replica's start, so the aggregation
-uses differences of consecutive samples. A restarted worker is a new replica."""
+uses differences of consecutive samples. A restarted worker is a new replica, whose figures are added to those of its
+name."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import accumulate
@@ -25,6 +26,7 @@ _TTFT_BOUNDS = next(family.buckets for family in families.HISTOGRAMS if family.n
 _SPAN = """
 WITH seen AS (
     SELECT date_bin(%(bucket)s, sampled_at, %(start)s) AS bucket, sampled_at, worker, model, waiting,
+        worker || '.' || split_part(substr(replica_id, length(worker) + 2), '-', 1) AS process,
         kv_blocks, kv_blocks_used, cores, mfu,
         extract(epoch FROM sampled_at - lag(sampled_at) OVER w) * 1000 AS ms,
         cpu_ms - lag(cpu_ms) OVER w AS cpu, forward_ms - lag(forward_ms) OVER w AS forward,
@@ -35,11 +37,13 @@ WITH seen AS (
     FROM operations_replicasample WHERE sampled_at >= %(start)s AND sampled_at < %(end)s
     WINDOW w AS (PARTITION BY replica_id ORDER BY sampled_at)
 )
-SELECT bucket, worker, model, max(waiting), 10000 * sum(kv_blocks_used) / nullif(sum(kv_blocks), 0),
+SELECT bucket, worker, shared_process, model, max(waiting), 10000 * sum(kv_blocks_used) / nullif(sum(kv_blocks), 0),
     round(10000 * sum(forward) / nullif(sum(ms), 0)), round(10000 * sum(cpu) / nullif(sum(ms * cores), 0)),
     100 * sum(batched) / nullif(sum(steps), 0), 10000 * sum(hits) / nullif(sum(queries), 0),
-    coalesce(sum(preemptions), 0), coalesce(sum(tokens), 0), round(avg(mfu)), count(DISTINCT sampled_at)
-FROM seen GROUP BY bucket, worker, model ORDER BY bucket, worker, model
+    coalesce(sum(preemptions), 0), coalesce(sum(tokens), 0), round(avg(mfu)),
+    count(DISTINCT (sampled_at, process))
+FROM (SELECT *, CASE WHEN process = ANY(%(processes)s) THEN process ELSE '' END AS shared_process FROM seen) AS seen
+GROUP BY bucket, worker, shared_process, model ORDER BY bucket, worker, shared_process, model
 """
 
 
@@ -52,6 +56,7 @@ class FleetPoint:
 
     at: datetime
     worker: str
+    process: str  # ID of the worker's process, if running workers share the name; empty: of all its other processes
     model: str
     waiting: int  # maximum
     kv_used: int | None
@@ -62,7 +67,7 @@ class FleetPoint:
     preemptions: int
     tokens: int  # tokens of prompts, cached ones included, and generated tokens
     mfu: int | None
-    minutes: int  # number of minutes with a sample
+    minutes: int  # number of minutes with a sample, of all processes
 
 
 def sample(board: FleetStatus, now: datetime | None = None) -> int:
@@ -81,15 +86,23 @@ def purge_expired(now: datetime | None = None) -> int:
         return ReplicaSample.objects.filter(sampled_at__lt=(now or datetime.now(UTC)) - RETENTION).delete()[0]
 
 
-def span(start: datetime, end: datetime, bucket: timedelta) -> list[FleetPoint]:
-    """Return the points of each worker, model and bucket from `start`, oldest first; inside `all_tenants_scope(…)`."""
+def span(start: datetime, end: datetime, bucket: timedelta, processes: Iterable[str] = ()) -> list[FleetPoint]:
+    """Return the points of each worker, model and bucket from `start`, oldest first; inside `all_tenants_scope(…)`.
+
+    Args:
+        processes: IDs of processes whose points are not added to those of their worker's name.
+    """
     with connection.cursor() as cursor:
-        parameters: dict[str, Any] = {"start": start, "end": end, "bucket": bucket}
+        parameters: dict[str, Any] = {"start": start, "end": end, "bucket": bucket, "processes": list(processes)}
         cursor.execute(_SPAN, parameters)
         return [
-            FleetPoint(at.astimezone(UTC), worker, model, *(None if value is None else int(value) for value in values))  # type: ignore[arg-type]
-            for at, worker, model, *values in cursor.fetchall()
+            FleetPoint(at.astimezone(UTC), worker, process, model, *map(_read_integer, values))  # type: ignore[arg-type]
+            for at, worker, process, model, *values in cursor.fetchall()
         ]
+
+
+def _read_integer(value: Any) -> int | None:
+    return None if value is None else int(value)
 
 
 def ttft_p95(replicas: Sequence[ReplicaStatus], since: datetime) -> dict[str, int]:

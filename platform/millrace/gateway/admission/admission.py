@@ -161,7 +161,7 @@ class RateLimitAdmission:
         sets = demand.limit_sets
         max_tokens = _max_tokens(demand, sets)
         cost = LimitCost(1, demand.prompt_tokens, max_tokens * demand.sequences)
-        checks = make_checks(demand.key.tenant_id, sets, cost, charged=demand.request.charged)
+        checks = make_checks(demand.key.tenant_id, sets, cost, charged=demand.request.analysis.is_charged)
         rejections.require_possible(demand.request.prompt_param, checks)
         taken, limit_statuses = await self._take(demand, checks, cost)
         if taken is None:

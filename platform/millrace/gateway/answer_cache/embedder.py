@@ -12,7 +12,7 @@ from millrace.gateway.answer_cache.side_executions import SideExecutions
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.decision_record import DecisionRecord
 from millrace.gateway.core.errors import ApiError
-from millrace.gateway.core.types import InferenceRequest, Prompt, ResponseSpec
+from millrace.gateway.core.types import EncoderInputs, InferenceRequest, Prompt, ResponseSpec
 from millrace.gateway.dispatch.execution import Execution
 from millrace.gateway.protocols.prompt_bounds import max_characters
 from millrace.gateway.routing.router import Router
@@ -68,7 +68,7 @@ class QuestionEmbedder:
         ids = model.tokenizer.encode(text)
         if not 0 < len(ids) <= model.context_length:
             return None
-        request = InferenceRequest(model.name, [], SamplingParams(max_tokens=0), 0, inputs=(ids,))
+        request = InferenceRequest(model.name, [], SamplingParams(max_tokens=0), 0, encoder=EncoderInputs((ids,)))
         prompt = Prompt(ids, input_lengths=(len(ids),))
         spec = ResponseSpec(_DIALECT, name, model.name, int(time.time()), len(ids))
         _, events = await self._executions.run(

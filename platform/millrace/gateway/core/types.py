@@ -74,6 +74,16 @@ class InputTruncation:
     keeps_end: bool = False  # the beginning of an input is dropped instead of its end
 
 
+class EncoderInputs(msgspec.Struct, frozen=True):
+    """The inputs of a request to an encoder."""
+
+    inputs: tuple[str | list[int], ...] = ()  # texts or token IDs; empty: the request has a prompt
+    queries: tuple[str, ...] = ()  # cross-encoders: the text that each input is paired with, or one for all inputs
+    max_tokens: int | None = None  # cross-encoders: an input is truncated to this many tokens
+    truncation: InputTruncation = InputTruncation()
+    param: str = "input"  # the dialect's parameter name for the inputs
+
+
 @dataclass(frozen=True)
 class Breakpoint:
     """A position in the prompt. The prefix before it stays cached for `seconds` after its last use.
@@ -165,78 +175,81 @@ class TokenizedPrompts(Protocol):
 MAX_END_USER_LENGTH = 128
 
 
-@dataclass(frozen=True)
-class InferenceRequest:
-    """A client's request, independent of the API dialect."""
+class RequestAnalysis(msgspec.Struct, frozen=True):
+    """The analysis of a request: what the gateway found in its body, and the means to tokenize its prompt."""
 
-    model: str
-    # Chat messages, text or token IDs. A message has `role` and `content` (a string). An assistant message may have
-    # `tool_calls` ({"id", "type": "function", "function": {"name", "arguments": dict}}), a tool message `tool_call_id`.
-    # A message with images also has `parts`: {"type": "text", "text"} and {"type": "image", "url", "detail", "path"}.
-    prompt: list[Any] | str
-    sampling: SamplingParams  # its max_tokens is not used: admission sets the limit
-    max_tokens: int | None = None  # None: the request does not set a limit
-    template: TemplateOptions = field(default_factory=TemplateOptions)
-    reasoning: ReasoningOptions = field(default_factory=ReasoningOptions)
-    tools: tuple[Tool, ...] = ()
-    tool_choice: str = "auto"  # or "none", "required", or the name of the tool to call
-    allowed_tools: tuple[str, ...] | None = None  # the tools that may be called; None: all
-    parallel_tools: bool = True
-    structured: StructuredSpec | None = None  # structured output, apart from that of the tool calls
-    breakpoints: tuple[Breakpoint, ...] = ()  # in the order of the prompt
-    service_class: ServiceClass = ServiceClass.DEFAULT
-    priority: int = 0  # within the tenant and the service class; lower runs first
-    speculates: bool = True  # whether drafts of the output may be verified
-    prediction: str = ""  # the expected output, a source of drafts
-    cache_key: str | None = None  # separates prefix caches within the tenant
-    metadata: dict[str, str] = field(default_factory=dict)  # set by the client, stored with the decision record
-    user: str | None = None  # the client's end user, also stored
-    task: str = (
-        ""  # label of the header x-millrace-task, or of the metadata; rules of routing policies may depend on it
-    )
-    images: int = 0  # images in all messages, if a prompt process has read the request
-    question: str = ""  # the start of the last user message, if a prompt process has read the request
-    stream: bool = False
-    include_usage: bool = False
-    continuous_usage: bool = False
-    echo: bool = False  # the completion begins with the prompt
-    more_prompts: tuple[str | list[int], ...] = ()  # their completions are further choices of the response
-    inputs: tuple[str | list[int], ...] = ()  # encoders: texts or token IDs instead of a prompt
-    input_param: str = "input"  # the dialect's parameter name for the inputs
-    queries: tuple[str, ...] = ()  # cross-encoders: the text that each input is paired with, or one for all inputs
-    max_input_tokens: int | None = None  # cross-encoders: an input is truncated to this many tokens
-    truncation: InputTruncation = InputTruncation()  # encoders
-    echoed_parameters: dict[str, Any] = field(default_factory=dict)  # parameters that the dialect's response repeats
-    parts: int = 0  # content parts of all messages
+    # Results of the check of the body's fields.
     ignored: tuple[str, ...] = ()  # fields that were accepted without effect, for the response header and the record
     unknown: tuple[str, ...] = ()  # those of them that are unknown, and rejected if `unknown_parameters` is reject
     loosened: tuple[str, ...] = ()  # those of them that are keywords of JSON schemas
     checked: CheckedSchemas | None = None  # the schemas from which keywords were removed; None: there are none
     # Unknown fields that limit answers at other servers, with the messages of their refusal. Upstreams may take some.
     foreign_limits: tuple[tuple[str, str], ...] = ()
-    # Set if a prompt process has read the request. Then its prompts, inputs and queries are placeholders.
+    unset_sampling: tuple[str, ...] = ()  # sampling parameters that take the deployment's defaults
+    # Contents of the prompt.
+    parts: int = 0  # content parts of all messages
+    images: int = 0  # images in all messages, if a prompt process has read the request
+    question: str = ""  # the start of the last user message, if a prompt process has read the request
+    last_turn: LastTurn | None = None  # set if a prompt process has read the request, for the semantic cache
+    number: int = 0  # place of this prompt among the request's prompts
+    # Means to tokenize the prompt.
+    source: RequestSource | None = None  # set if an upstream may run the request
+    # Set if a prompt process has read the request. Then its prompts and the encoder's inputs are placeholders.
     tokenized: TokenizedPrompts | None = None
     # Set otherwise: reads the body in a prompt process if the chat template must not be rendered on the event loop.
     in_process: TokenizedPrompts | None = None
-    last_turn: LastTurn | None = None  # set if a prompt process has read the request, for the semantic cache
-    number: int = 0  # place of this prompt among the request's prompts
-    cache_directives: frozenset[str] = frozenset()  # directives of the header x-millrace-cache
-    source: RequestSource | None = None  # set if an upstream may run the request
-    unset_sampling: tuple[str, ...] = ()  # sampling parameters that take the deployment's defaults
 
     @property
-    def end_user(self) -> str:
-        """Return the start of `user`, as it is stored."""
-        return (self.user or "")[:MAX_END_USER_LENGTH].replace("\0", "")
-
-    @property
-    def charged(self) -> bool:
+    def is_charged(self) -> bool:
         """Return whether the request was charged to the tenant's request limits before it was read."""
         return self.tokenized is not None and self.number == 0
 
     def defaults_of(self, model: ServedModel) -> dict[str, Any]:
         """Return the sampling parameters that the request takes from the deployment."""
         return {name: value for name, value in model.sampling_defaults if name in self.unset_sampling}
+
+
+class InferenceRequest(msgspec.Struct, frozen=True):
+    """A client's request, independent of the API dialect: the parameters that the client set, and their analysis."""
+
+    model: str  # name that the client requested: a deployment or a routing policy
+    # Chat messages, text or token IDs. A message has `role` and `content` (a string). An assistant message may have
+    # `tool_calls` ({"id", "type": "function", "function": {"name", "arguments": dict}}), a tool message `tool_call_id`.
+    # A message with images also has `parts`: {"type": "text", "text"} and {"type": "image", "url", "detail", "path"}.
+    prompt: list[Any] | str
+    sampling: SamplingParams  # its max_tokens is not used: admission sets the limit
+    max_tokens: int | None = None  # None: the request does not set a limit
+    analysis: RequestAnalysis = RequestAnalysis()  # what the gateway found in the body
+    template: TemplateOptions = msgspec.field(default_factory=TemplateOptions)  # how the prompt is rendered
+    reasoning: ReasoningOptions = ReasoningOptions()  # switch, limit and effort of the reasoning
+    tools: tuple[Tool, ...] = ()  # functions that the model may call
+    tool_choice: str = "auto"  # or "none", "required", or the name of the tool to call
+    allowed_tools: tuple[str, ...] | None = None  # the tools that may be called; None: all
+    parallel_tools: bool = True  # an answer may have several calls
+    structured: StructuredSpec | None = None  # structured output, apart from that of the tool calls
+    breakpoints: tuple[Breakpoint, ...] = ()  # cache breakpoints, in the order of the prompt
+    service_class: ServiceClass = ServiceClass.DEFAULT  # the client's service tier, or the class of batches
+    priority: int = 0  # within the tenant and the service class; lower runs first
+    speculates: bool = True  # whether drafts of the output may be verified
+    prediction: str = ""  # the expected output, a source of drafts
+    cache_key: str | None = None  # separates prefix caches within the tenant
+    cache_directives: frozenset[str] = frozenset()  # directives of the header x-millrace-cache
+    metadata: dict[str, str] = {}  # set by the client, stored with the decision record
+    user: str | None = None  # the client's end user, also stored
+    # Label of the header x-millrace-task, or of the metadata. Rules of routing policies may depend on it.
+    task: str = ""
+    stream: bool = False  # the response is sent as server-sent events
+    include_usage: bool = False  # a stream ends with an event with the usage
+    continuous_usage: bool = False  # each event of a stream has the usage so far
+    echo: bool = False  # the completion begins with the prompt
+    more_prompts: tuple[str | list[int], ...] = ()  # their completions are further choices of the response
+    encoder: EncoderInputs = EncoderInputs()  # instead of a prompt
+    echoed_parameters: dict[str, Any] = {}  # parameters that the dialect's response repeats
+
+    @property
+    def end_user(self) -> str:
+        """Return the start of `user`, as it is stored."""
+        return (self.user or "")[:MAX_END_USER_LENGTH].replace("\0", "")
 
     @property
     def hides_output(self) -> bool:
@@ -246,9 +259,19 @@ class InferenceRequest:
     @property
     def prompt_param(self) -> str:
         """Return the dialect's parameter name for the prompt."""
-        if self.inputs:
-            return self.input_param
+        if self.encoder.inputs:
+            return self.encoder.param
         return "messages" if self.prompt and isinstance(self.prompt[0], dict) else "prompt"
+
+    def change_analysis(self, **changes: Any) -> InferenceRequest:
+        """Return the request with other values in its analysis."""
+        return msgspec.structs.replace(self, analysis=msgspec.structs.replace(self.analysis, **changes))
+
+    def select_prompt(self, number: int) -> InferenceRequest:
+        """Return the request of one prompt. Number 1 is the first of `more_prompts`."""
+        analysis = msgspec.structs.replace(self.analysis, number=number)
+        prompt = self.more_prompts[number - 1]
+        return msgspec.structs.replace(self, prompt=prompt, more_prompts=(), analysis=analysis)
 
 
 class ResponseSpec(msgspec.Struct, frozen=True):

@@ -121,6 +121,11 @@ class Execution:
         return self.state is ExecutionState.CLOSED
 
     @property
+    def has_failed(self) -> bool:
+        """Return whether it has ended and is not billed."""
+        return self.usage is None and (self.is_read or self.is_closed)
+
+    @property
     def is_read(self) -> bool:
         """Return whether the request has read its last event."""
         return self.buffer.is_read

@@ -71,7 +71,7 @@ class InferenceJobBuilder:
 def build_sampling_params(admitted: AdmittedRequest) -> SamplingParams:
     """Return the request's parameters, with the deployment's defaults for those that it does not set."""
     request = admitted.demand.request
-    defaults = request.defaults_of(admitted.demand.model)
+    defaults = request.analysis.defaults_of(admitted.demand.model)
     return dataclasses.replace(request.sampling, max_tokens=admitted.max_tokens, **defaults)
 
 

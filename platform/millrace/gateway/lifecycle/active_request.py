@@ -138,7 +138,7 @@ class ActiveRequest:
     @property
     def ignored(self) -> tuple[str, ...]:
         """The request's fields that have no effect with the current deployment."""
-        return self.request.ignored if self.prompt.ignored is None else self.prompt.ignored
+        return self.request.analysis.ignored if self.prompt.ignored is None else self.prompt.ignored
 
     def reset_preparation(self) -> None:
         """Forget what was prepared for the last execution."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -297,7 +296,7 @@ class BatchRunner:
         request = await self._read(line, key, dialect, trace)
         if request.stream:
             raise invalid("stream", "Batch requests cannot be streamed. Remove stream.")
-        request = dataclasses.replace(request, service_class=ServiceClass.BATCH)
+        request = msgspec.structs.replace(request, service_class=ServiceClass.BATCH)
         active = await self._service.begin(key, request, dialect, line.request_id, trace)
         try:
             events: AsyncIterator[AnswerEvent] = self._service.events(active)

@@ -30,7 +30,7 @@ class ExecutionBuilder:
             prompts: the tokens of all prompts, if the response needs more than those of the first.
         """
         request = active.request
-        defaults = request.defaults_of(admitted.demand.model)
+        defaults = request.analysis.defaults_of(admitted.demand.model)
         active.decision_record.sampling_defaults = defaults or UNSET  # instead of those of a model that failed
         if active.prompt.truncated_inputs:
             active.decision_record.truncated_inputs = active.prompt.truncated_inputs
@@ -47,7 +47,7 @@ class ExecutionBuilder:
             echo=prompts if request.echo else None,
             echoed_parameters=request.echoed_parameters
             | {name: value for name, value in defaults.items() if name in request.echoed_parameters},
-            checked=request.checked,
+            checked=request.analysis.checked,
             shows_special_tokens=not request.sampling.skip_special_tokens,
             **_prompt_fields(active.prompt, prompts),
             **call_fields(request, admitted.demand.model),

@@ -206,7 +206,7 @@ class RequestTrace:
 
     def set_request(self, request: InferenceRequest, body: bytes | None) -> None:
         """Set the request and, if the tenant stores content, its body."""
-        self._requested_model, self.stream, self.ignored = request.model, request.stream, request.ignored
+        self._requested_model, self.stream, self.ignored = request.model, request.stream, request.analysis.ignored
         if self.keeps_content and body is not None:
             self.body = body[: 4 * MAX_CONTENT_CHARACTERS + 4]  # the rest would not be stored
 
@@ -262,7 +262,7 @@ class RequestTrace:
             ttft_ms=None if first_token_at is None else round((first_token_at - self._started) * 1000),
             dry_run_rejections=sum(1 for item in limit_statuses if item.wait_ms and item.check.group != ENFORCED),
             replay_of=self.replay_of,
-            ignored=self.ignored if first is None else first.request.ignored,
+            ignored=self.ignored if first is None else first.ignored,
             cache_layer=cache_layer,
             cache_source=cache_source,
             batch_id=batch_id,

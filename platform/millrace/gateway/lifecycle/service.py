@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 
@@ -31,7 +30,7 @@ from millrace.gateway.lifecycle.client_return import ClientReturn
 from millrace.gateway.lifecycle.execution_starter import ExecutionStarter
 from millrace.gateway.lifecycle.request_log import RequestTrace
 from millrace.gateway.lifecycle.request_routing import RequestRouting
-from millrace.gateway.lifecycle.stage import LAST, StageEvent, Stages
+from millrace.gateway.lifecycle.stage import LAST, RequestStages, StageEvent, Stages
 from millrace.gateway.protocols.answer_validity import checked_events
 from tenants.keys.snapshot import ApiKeySnapshot
 
@@ -77,8 +76,8 @@ class InferenceService:
         self._disk.require_space()
         active = await self._begin(key, request, dialect, request_id, trace)
         try:
-            for number, prompt in enumerate(request.more_prompts, 1):
-                part = dataclasses.replace(request, prompt=prompt, more_prompts=(), number=number)
+            for number in range(1, 1 + len(request.more_prompts)):
+                part = request.select_prompt(number)
                 active.further_prompts.append(await self._begin(key, part, dialect, part_id(request_id, number), trace))
         except BaseException as exc:
             if isinstance(exc, Exception):  # otherwise the client has disconnected
@@ -112,7 +111,7 @@ class InferenceService:
         parts = (active, *active.further_prompts)
         streams = [self._staged_events(part) if part.stages.has_events else self._events(part) for part in parts]
         events = merge_events(streams, active.request.sampling.n)
-        return events if active.request.checked is None else checked_events(events, active.response_spec)
+        return events if active.request.analysis.checked is None else checked_events(events, active.response_spec)
 
     def writer(self, response_spec: ResponseSpec) -> Writer:
         """Return a writer for a response that is resumed.
@@ -130,9 +129,10 @@ class InferenceService:
     async def mark_failed(self, active: ActiveRequest, code: str = "internal_error") -> None:
         """Mark the request as failed before an internal error is reported, so that it is never billed."""
         for part in (active, *active.further_prompts):
-            for execution in (*part.side_executions, *part.executions):
+            for execution in part.executions:
                 if execution is part.execution or execution.usage is not None:
                     await self._ends.end(execution, code)
+            await self._discard_side_executions(part, code)
             await part.stages.close(is_billed=False)
 
     async def drain(self) -> None:
@@ -149,11 +149,12 @@ class InferenceService:
         routing = self._routing
         counting_model = routing.measure(key, request)
         stages = self._stages.open(key, request, request_id)
+        active: ActiveRequest | None = None
         try:
             prompt = await routing.tokenizer.tokenize(counting_model, request)
             if request.reasoning.names and counting_model.tokenizer.reasoning_format is not None:
-                ignored = tuple(name for name in request.ignored if name not in request.reasoning.names)
-                request = dataclasses.replace(request, ignored=ignored)
+                ignored = tuple(name for name in request.analysis.ignored if name not in request.reasoning.names)
+                request = request.change_analysis(ignored=ignored)
             route = await routing.route(key, request, request_id, prompt)
             active = ActiveRequest(
                 key, request, dialect, request_id, prompt, counting_model, route, routing.retry_budgets, stages
@@ -164,7 +165,7 @@ class InferenceService:
             return active
         except BaseException:
             if not stages.is_empty:
-                self._background.start(stages.close(is_billed=False))
+                self._background.start(self._close_rejected(stages, active))
             raise
 
     async def _next_execution(self, active: ActiveRequest) -> None:
@@ -299,12 +300,26 @@ class InferenceService:
 
     # Its end.
 
+    async def _close_rejected(self, stages: RequestStages, active: ActiveRequest | None) -> None:
+        await stages.close(is_billed=False)
+        if active is not None:
+            await self._discard_side_executions(active)
+
+    async def _discard_side_executions(self, active: ActiveRequest, code: str = "discarded") -> None:
+        """Mark what was computed for a request that is not billed as failed, so that it is not billed either."""
+        for execution in active.side_executions:
+            if execution.usage is not None:
+                await self._ends.end(execution, code)
+
     async def _close(self, active: ActiveRequest, is_returning: bool) -> None:
         execution = active.execution
         is_served = execution.answer is not None and execution.answer.layer  # no gateway can resume it
         is_awaited = is_returning and not is_served and not execution.is_read and not execution.is_closed
+        is_billed = not execution.has_failed
         try:
-            await active.stages.close()
+            await active.stages.close(is_billed=is_billed)
+            if not is_billed:
+                await self._discard_side_executions(active)
             is_left = is_awaited and not await self._client_return.wait(active)
             await self._ends.end(execution, is_continued=is_left)
         finally:

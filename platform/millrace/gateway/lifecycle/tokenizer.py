@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from typing import TYPE_CHECKING
 
 from millrace.gateway.core.catalog import ServedModel
@@ -28,7 +27,7 @@ class PromptTokenizer:
         Raises:
             ApiError: 400, the prompt is invalid for the model.
         """
-        if request.tokenized is not None or is_short(request):
+        if request.analysis.tokenized is not None or is_short(request):
             return await tokenize(model, request)
         async with self._lock:  # not while a prompt process works
             await asyncio.sleep(0)
@@ -46,8 +45,5 @@ class PromptTokenizer:
 
     async def prompt_ids(self, model: ServedModel, active: ActiveRequest) -> list[list[int]]:
         """Return the tokens of all prompts of a request."""
-        others = [
-            dataclasses.replace(active.request, prompt=prompt, number=number)
-            for number, prompt in enumerate(active.request.more_prompts, 1)
-        ]
+        others = [active.request.select_prompt(number) for number in range(1, 1 + len(active.request.more_prompts))]
         return [active.prompt.ids, *[(await self.tokenize(model, other)).ids for other in others]]

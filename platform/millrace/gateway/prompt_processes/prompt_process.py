@@ -9,7 +9,6 @@ standard input is closed. It has no secrets, no connections and a low priority.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import resource
 import sys
@@ -75,7 +74,7 @@ def do_work(models: Mapping[str, ServedModel], work: PromptTask, body: bytes) ->
         by_name = target.deployment_with_images if images and target.deployment_with_images else target.deployment
         model = models[work.deployment or by_name]
         if model.upstream is not None:
-            request = dataclasses.replace(request, source=RequestSource(work.reader, body))
+            request = request.change_analysis(source=RequestSource(work.reader, body))
         check_bounds(request, target.max_tokens, max_characters(model, target.max_tokens))
         max_tokens = None if work.reader in WITHOUT_LIMIT else target.max_tokens
         prompts = [
@@ -91,7 +90,7 @@ def do_work(models: Mapping[str, ServedModel], work: PromptTask, body: bytes) ->
         )
     without_prompts = _without_prompts(request)
     if request.model in work.semantic_names:
-        without_prompts = dataclasses.replace(without_prompts, last_turn=find_last_turn(request))
+        without_prompts = without_prompts.change_analysis(last_turn=find_last_turn(request))
     return Result(_resident_bytes(), None, without_prompts, model.key, tuple(prompts))
 
 
@@ -108,24 +107,25 @@ def _image_count(request: InferenceRequest) -> int:
 
 
 def _single_prompts(request: InferenceRequest) -> list[InferenceRequest]:
-    return [request, *(dataclasses.replace(request, prompt=prompt) for prompt in request.more_prompts)]
+    return [request, *(msgspec.structs.replace(request, prompt=prompt) for prompt in request.more_prompts)]
 
 
 def _without_prompts(request: InferenceRequest) -> InferenceRequest:
     """Return the request with an empty placeholder for each of its prompts."""
     prompt: list[dict[str, str]] | str = [{}] if request.prompt_param == "messages" else ""
-    inputs, queries = ("",) if request.inputs else (), ("",) if request.queries else ()
+    inputs, queries = ("",) if request.encoder.inputs else (), ("",) if request.encoder.queries else ()
+    encoder = msgspec.structs.replace(request.encoder, inputs=inputs, queries=queries)
     more_prompts = ("",) * len(request.more_prompts)
-    return dataclasses.replace(
+    analysis = msgspec.structs.replace(
+        request.analysis, source=None, images=_image_count(request), question=question_of(request)
+    )
+    return msgspec.structs.replace(
         request,
         prompt=prompt,
         more_prompts=more_prompts,
-        inputs=inputs,
-        queries=queries,
+        encoder=encoder,
         prediction="",
-        source=None,
-        images=_image_count(request),
-        question=question_of(request),
+        analysis=analysis,
     )
 
 

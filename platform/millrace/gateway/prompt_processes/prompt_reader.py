@@ -5,7 +5,6 @@ A body for a prompt process is charged to its tenant's request limits first, so 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 import msgspec
@@ -72,11 +71,10 @@ class PromptReader:
         if len(body) <= SMALL_BODY_BYTES:
             small_request = READERS[reader](body)
             self._check_unknown(key, small_request)
-            if self._router.may_leave(key, small_request.model):
-                small_request = dataclasses.replace(small_request, source=RequestSource(reader, body))
             if prompt_cost(small_request, len(body)) <= SMALL_PROMPT_COST and self._may_render_here(key, small_request):
+                source = RequestSource(reader, body) if self._router.may_leave(key, small_request.model) else None
                 in_process = _ProcessedPrompts(self, key, lambda: self._task(key, reader), body)
-                return dataclasses.replace(small_request, in_process=in_process)
+                return small_request.change_analysis(source=source, in_process=in_process)
             await self._admission.charge(key)
         names = self._router.usable_names(key)
         work = self._task(key, reader)
@@ -95,7 +93,7 @@ class PromptReader:
         may_differ = any(model.tokenization != counting.tokenization for model in others)
         body_to_retain = body if may_differ or _drops_messages(key, request.model) else None
         prompts = _ProcessedPrompts(self, key, lambda: work, body_to_retain, counting, result)
-        return dataclasses.replace(request, tokenized=prompts)
+        return request.change_analysis(tokenized=prompts)
 
     def _task(self, key: ApiKeySnapshot, reader: str) -> PromptTask:
         names = self._router.usable_names(key)
@@ -113,7 +111,7 @@ class PromptReader:
         return may_render_here(model, request)
 
     def _check_unknown(self, key: ApiKeySnapshot, request: InferenceRequest) -> None:
-        check_unknown(key.unknown_parameters or self._unknown_parameters, request.unknown)
+        check_unknown(key.unknown_parameters or self._unknown_parameters, request.analysis.unknown)
 
     async def run(self, key: ApiKeySnapshot, work: PromptTask, body: bytes) -> Result:
         """Let a prompt process read the body.

@@ -12,6 +12,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from inference_worker.contract.request import SamplingParams
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.types import InferenceRequest, Prompt
@@ -61,7 +63,7 @@ def shorten_prompt(model: ServedModel, request: InferenceRequest, max_tokens: in
         kept = [*messages[:start], *_with_summary(messages[cut:], summary)]
         # Positions of cache breakpoints after the gap are those of other messages.
         breakpoints = tuple(point for point in request.breakpoints if point.messages <= start)
-        prompt = tokenize_here(model, dataclasses.replace(request, prompt=kept, breakpoints=breakpoints))
+        prompt = tokenize_here(model, msgspec.structs.replace(request, prompt=kept, breakpoints=breakpoints))
         return dataclasses.replace(prompt, dropped_messages=cut - start)
 
     found = _first_that_fits(cuts, prompt_from, max_tokens)

@@ -28,7 +28,7 @@ def tokenize_inputs(model: ServedModel, request: InferenceRequest) -> Prompt:
         sizes = " or ".join(map(str, model.vector_sizes))
         raise invalid("dimensions", f"Vectors of the model {model.name!r} have {sizes} dimensions, not {dimensions}.")
     limit, inputs = _find_limit(model, request), _Inputs(model)
-    for index, item in enumerate(request.inputs):
+    for index, item in enumerate(request.encoder.inputs):
         encoded = _encode_input(model, item, limit, index)
         if not encoded.ids:
             raise invalid("input", f"Input {index} is empty. It must have at least one token.")
@@ -52,9 +52,10 @@ def tokenize_pairs(model: ServedModel, request: InferenceRequest, budget: WorkBu
     """
     longest = f"This model takes pairs of at most {model.context_length} tokens"
     limit, inputs = _find_limit(model, request), _Inputs(model)
-    queries = request.queries if len(request.queries) > 1 else request.queries * len(request.inputs)
-    for index, (query, text) in enumerate(zip(queries, request.inputs, strict=True)):
-        name = f"{request.input_param}[{index}]"
+    encoder = request.encoder
+    queries = encoder.queries if len(encoder.queries) > 1 else encoder.queries * len(encoder.inputs)
+    for index, (query, text) in enumerate(zip(queries, encoder.inputs, strict=True)):
+        name = f"{encoder.param}[{index}]"
         first, second = _shorten(model, query, limit), _shorten(model, str(text), limit)
         if (characters := max(len(first), len(second))) > max_characters(model):
             message = f"{longest}, but one has {characters} characters. {_ADVICE}"
@@ -67,7 +68,7 @@ def tokenize_pairs(model: ServedModel, request: InferenceRequest, budget: WorkBu
             raise ApiError("context_length_exceeded", f"{longest}, but {length}. {_ADVICE}", name)
         is_truncated = pair.is_truncated or len(first) < len(query) or len(second) < len(text)
         inputs.add(pair._replace(is_truncated=is_truncated))
-    return inputs.prompt(request.input_param, is_paired=True, searches=count_searches(queries))
+    return inputs.prompt(encoder.param, is_paired=True, searches=count_searches(queries))
 
 
 def count_searches(queries: Sequence[str]) -> int:
@@ -114,7 +115,7 @@ class _Inputs:
 
 def _find_limit(model: ServedModel, request: InferenceRequest) -> InputLimit | None:
     """Return the limit to which inputs are truncated; None: longer inputs are refused."""
-    truncation = request.truncation
+    truncation = request.encoder.truncation
     is_allowed = model.truncates_inputs if truncation.is_allowed is None else truncation.is_allowed
     if not is_allowed:
         return None
@@ -158,7 +159,7 @@ def _encode_pair(
     param: str,
 ) -> EncodedInput:
     """Return the token ids of a pair."""
-    tokenizer, most = model.tokenizer, request.max_input_tokens
+    tokenizer, most = model.tokenizer, request.encoder.max_tokens
     try:
         if model.pair_template is None:
             return tokenizer.inputs.encode_pair(query, text, limit, most)

@@ -14,8 +14,8 @@ _encode = msgspec.msgpack.Encoder().encode
 
 def find_last_turn(request: InferenceRequest) -> LastTurn | None:
     """Return the last turn of the request's conversation; None if the user did not write it, as a text."""
-    if request.last_turn is not None or request.prompt_param != "messages" or request.more_prompts:
-        return request.last_turn
+    if request.analysis.last_turn is not None or request.prompt_param != "messages" or request.more_prompts:
+        return request.analysis.last_turn
     *earlier, last = cast("list[dict[str, Any]]", request.prompt)
     text = last.get("content")
     if last.get("role") != "user" or "parts" in last or not isinstance(text, str) or not text.strip():

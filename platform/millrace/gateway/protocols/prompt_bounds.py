@@ -44,8 +44,8 @@ def max_body_bytes(models: Iterable[ServedModel], prompts: int, max_bytes: int) 
 def prompt_cost(request: InferenceRequest, body_bytes: int) -> int:
     """Return the maximum cost of rendering and tokenizing the request's prompts, in bytes."""
     cost = body_bytes + MESSAGE_COST * message_count(request)
-    if len(request.queries) == 1:  # it is repeated for each input
-        cost += len(request.queries[0]) * len(request.inputs)
+    if len(request.encoder.queries) == 1:  # it is repeated for each input
+        cost += len(request.encoder.queries[0]) * len(request.encoder.inputs)
     return cost * (1 + len(request.breakpoints))  # the prompt is rendered again for each breakpoint
 
 
@@ -59,7 +59,7 @@ def characters(request: InferenceRequest) -> int:
     prompt: Any = request.prompt
     if message_count(request):
         return sum(len(message["content"]) for message in prompt)
-    return sum(map(len, (request.prompt, *request.more_prompts, *request.inputs)))
+    return sum(map(len, (request.prompt, *request.more_prompts, *request.encoder.inputs)))
 
 
 def check_bounds(request: InferenceRequest, context_length: int, max_chars: int) -> None:
@@ -68,7 +68,7 @@ def check_bounds(request: InferenceRequest, context_length: int, max_chars: int)
     Raises:
         ApiError: 400, the prompt cannot fit the context, or the tools are too large.
     """
-    counts = {"messages": message_count(request), "content parts": request.parts}
+    counts = {"messages": message_count(request), "content parts": request.analysis.parts}
     for name, count in counts.items():
         if count > context_length:  # the template writes at least one token for each
             raise too_long(context_length, f"your prompt has {count} {name}", request.prompt_param)

@@ -40,7 +40,7 @@ DENSITY_LIMIT = 2  # a prompt is rejected if its first pieces have this multiple
 def is_short(request: InferenceRequest) -> bool:
     """Return whether the prompt is tokenized in a fraction of a millisecond."""
     prompt = request.prompt
-    if request.tokenized is not None or request.inputs or request.tools or request.breakpoints:
+    if request.analysis.tokenized is not None or request.encoder.inputs or request.tools or request.breakpoints:
         return False
     if len(request.prediction) > SHORT_CHARACTERS:
         return False
@@ -58,7 +58,10 @@ async def tokenize(model: ServedModel, request: InferenceRequest) -> Prompt:
         ApiError: 400, the prompt is invalid for this model.
     """
     return await make_prompt(
-        model, request, lambda: tokenize_here(model, request), lambda prompts: prompts.prompt(model, request.number)
+        model,
+        request,
+        lambda: tokenize_here(model, request),
+        lambda prompts: prompts.prompt(model, request.analysis.number),
     )
 
 
@@ -75,24 +78,24 @@ async def make_prompt(
     Raises:
         ApiError: as `here` and `in_process` do.
     """
-    if request.tokenized is not None:
-        return await in_process(request.tokenized)
-    if request.in_process is not None and not may_render_here(model, request):
-        return await in_process(request.in_process)
+    if request.analysis.tokenized is not None:
+        return await in_process(request.analysis.tokenized)
+    if request.analysis.in_process is not None and not may_render_here(model, request):
+        return await in_process(request.analysis.in_process)
     token = _loop_budget.set(WorkBudget(LOOP_UNITS))
     try:
         return here()
     except ChatTemplateWorkError as exc:
-        if request.in_process is None:
+        if request.analysis.in_process is None:
             raise invalid(request.prompt_param, str(exc)) from None
     finally:
         _loop_budget.reset(token)
-    return await in_process(request.in_process)
+    return await in_process(request.analysis.in_process)
 
 
 def may_render_here(model: ServedModel, request: InferenceRequest) -> bool:
     """Return whether the event loop may make the prompt: it renders no chat template, or one that is cheap."""
-    renders = message_count(request) > 0 or (bool(request.queries) and model.pair_template is not None)
+    renders = message_count(request) > 0 or (bool(request.encoder.queries) and model.pair_template is not None)
     if not renders or model.upstream is not None or not model.tokenizer.has_chat_template:
         return True
     return model.tokenizer.is_template_cheap is True
@@ -107,17 +110,17 @@ def tokenize_here(model: ServedModel, request: InferenceRequest, max_tokens: int
     Raises:
         ApiError: 400, the prompt is invalid for this model, or longer than `max_tokens`.
     """
-    task: ModelTask = "rerank" if request.queries else "embed" if request.inputs else "generate"
+    task: ModelTask = "rerank" if request.encoder.queries else "embed" if request.encoder.inputs else "generate"
     if model.task != task:
         raise invalid("model", f"The model {model.name!r} {_TASKS[model.task]}.")
     if model.upstream is not None:
         return upstream_prompt(model, request)
-    for name, message in request.foreign_limits:
+    for name, message in request.analysis.foreign_limits:
         raise ApiError("unsupported_parameter", message, name)
     require_images(request, is_supported=False)
-    if request.queries:
+    if request.encoder.queries:
         return tokenize_pairs(model, request, _loop_budget.get())
-    if request.inputs:
+    if request.encoder.inputs:
         return tokenize_inputs(model, request)
     prompt = request.prompt
     if isinstance(prompt, list) and (not prompt or isinstance(prompt[0], int)):

@@ -8,8 +8,8 @@ from tenants.routing_policies.complexity import MAX_TEXT
 
 def question_of(request: InferenceRequest) -> str:
     """Return the start of the last user message, or of a prompt without messages; empty if it has no text."""
-    if request.tokenized is not None:
-        return request.question
+    if request.analysis.tokenized is not None:
+        return request.analysis.question
     if isinstance(request.prompt, str):
         return request.prompt[:MAX_TEXT]
     for message in reversed(request.prompt):

@@ -9,7 +9,7 @@ import msgspec
 
 from inference_worker.contract.request import SamplingParams, TokenCounts, document
 from millrace.gateway.core.errors import invalid
-from millrace.gateway.core.types import InferenceRequest
+from millrace.gateway.core.types import EncoderInputs, InferenceRequest
 from millrace.gateway.protocols.buffered_writer import BufferedWriter, usage_object
 from millrace.gateway.protocols.documented import Label, NotEmpty, Positive
 from millrace.gateway.protocols.openai.parameters import check_labels, read_request, within
@@ -103,7 +103,8 @@ def _request(
     queries: tuple[str, ...],
     inputs: tuple[str, ...],
     names: tuple[str, str],
-    **fields: Any,
+    max_input_tokens: int | None = None,
+    echoed_parameters: dict[str, Any] | None = None,
 ) -> InferenceRequest:
     check_labels({}, {"user": parsed.user})
     for name, texts in zip(names, (queries, inputs), strict=True):
@@ -119,17 +120,14 @@ def _request(
         )
         raise invalid(names[0], message)
     return InferenceRequest(
-        **ignored.request_fields(),
-        **fields,
+        analysis=ignored.make_analysis(),
         model=parsed.model,
         prompt=[],
         sampling=SamplingParams(max_tokens=0),
-        inputs=inputs,
-        input_param=names[1],
-        queries=queries,
-        truncation=read_truncation(parsed),
+        encoder=EncoderInputs(inputs, queries, max_input_tokens, read_truncation(parsed), names[1]),
         max_tokens=0,
         user=parsed.user,
+        echoed_parameters=echoed_parameters or {},
     )
 
 

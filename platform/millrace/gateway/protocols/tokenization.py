@@ -45,7 +45,7 @@ def read_tokenize(body: bytes) -> InferenceRequest:
         raise invalid("prompt", "Set either prompt or messages.")
     messages = parsed.messages or []
     return InferenceRequest(
-        **ignored.request_fields(),
+        analysis=ignored.make_analysis(parts=count_parts(messages)),
         model=parsed.model,
         prompt=template_messages(messages) if parsed.prompt is None else parsed.prompt,
         sampling=SamplingParams(),
@@ -56,6 +56,5 @@ def read_tokenize(body: bytes) -> InferenceRequest:
             variables=parsed.chat_template_kwargs or {},
             special_tokens=parsed.add_special_tokens,
         ),
-        parts=count_parts(messages),
         echoed_parameters={"return_token_strs": bool(parsed.return_token_strs)},
     )

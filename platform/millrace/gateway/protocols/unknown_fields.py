@@ -14,7 +14,7 @@ from msgspec import inspect
 from inference_worker.contract.schema_loosening import loosen
 from inference_worker.contract.spelling import edit_distance
 from millrace.gateway.core.errors import ApiError
-from millrace.gateway.core.types import CheckedSchemas, Tool
+from millrace.gateway.core.types import CheckedSchemas, RequestAnalysis, Tool
 from millrace.gateway.protocols.foreign_limits import ForeignLimits
 from tenants.keys.snapshot import UnknownParameters
 
@@ -95,23 +95,23 @@ class IgnoredFields:
         self._checked_characters += len(text)
         return text if self._checked_characters <= MAX_CHECKED_CHARACTERS else ""
 
-    def request_fields(self) -> dict[str, Any]:
-        """Return the fields of `InferenceRequest` that name the ignored fields.
+    def make_analysis(self, *, parts: int = 0, unset_sampling: tuple[str, ...] = ()) -> RequestAnalysis:
+        """Return the analysis of the request, with the names of the ignored fields.
 
         Raises:
             ApiError: 400, an unknown field limits the answer.
         """
         names = (*self.known, *self.unknown)
         count = len(names) - MAX_NAMED
-        fields: dict[str, Any] = {
-            "ignored": (*names[:MAX_NAMED], *((f"+{count}",) if count > 0 else ())),
-            "unknown": tuple(self.unknown),
-            "loosened": tuple(self.loosened),
-            "checked": self.checked,
-        }
-        if self.unknown:
-            fields["foreign_limits"] = self.limits.unmet(self.supported)
-        return fields
+        return RequestAnalysis(
+            ignored=(*names[:MAX_NAMED], *((f"+{count}",) if count > 0 else ())),
+            unknown=tuple(self.unknown),
+            loosened=tuple(self.loosened),
+            checked=self.checked,
+            foreign_limits=self.limits.unmet(self.supported) if self.unknown else (),
+            unset_sampling=unset_sampling,
+            parts=parts,
+        )
 
 
 def check_unknown(mode: UnknownParameters, unknown: Collection[str]) -> None:

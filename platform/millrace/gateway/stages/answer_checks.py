@@ -46,7 +46,7 @@ def _is_object(text: str) -> bool:
 async def _is_invalid(request: InferenceRequest, texts: Sequence[str]) -> bool:
     """Return whether a text is not valid under the schema of the request, or not JSON if that is requested."""
     structured = request.structured
-    schema = None if request.checked is None else request.checked.answer
+    schema = None if request.analysis.checked is None else request.analysis.checked.answer
     if schema is None and structured is not None and structured.constraint_type == "json_schema":
         schema = structured.text
     if schema is None and structured is not None and structured.constraint_type == "json_object":

@@ -9,10 +9,10 @@ The stage fails open: after an internal error the hit is not checked, so it does
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
 import redis.asyncio as redis
 import structlog
 
@@ -82,7 +82,7 @@ class SemanticChecks(Stage):
 
     async def _run(self, hit: Execution, question: Question) -> None:
         demand = hit.admitted.demand
-        request = dataclasses.replace(demand.request, service_class=ServiceClass.BATCH)
+        request = msgspec.structs.replace(demand.request, service_class=ServiceClass.BATCH)
         name, record = f"{hit.request_id}.v", DecisionRecord(checks=hit.request_id)
         is_operator_paid = self._payer == "operator"
         try:

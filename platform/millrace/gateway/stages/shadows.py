@@ -5,16 +5,18 @@ never waits for it. Its maximum cost is reserved beside that of the request befo
 budget, or no replica has a free slot, there is no shadow. The setting MILLRACE_SHADOWS_PAID_BY decides who pays. Costs
 of the operator are booked and are on no invoice. If a gateway stops or fails, its comparisons are lost.
 
+If the request is not billed, because it fails, neither is the tenant's shadow, even if it has answered.
+
 The stage fails open: after an internal error the request has no shadow.
 """
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import hashlib
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -67,6 +69,7 @@ class ShadowedAnswer(RequestStage):
         self.events: list[AnswerEvent] = []
         self.is_complete = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
+        self.execution: Execution | None = None  # execution of the shadow, once it was sent
 
     async def before_dispatch(self, active: ActiveRequest, execution: Execution) -> bool:
         if not active.executions:
@@ -81,8 +84,12 @@ class ShadowedAnswer(RequestStage):
         return (event,)
 
     async def on_close(self, *, is_billed: bool) -> None:
-        """Cancel the shadow of a request that ends without a complete answer."""
-        if self.task is not None and not self.is_complete.is_set():
+        """Cancel the shadow of a request that ends without a complete answer, or that is not billed."""
+        if self.task is None:
+            return
+        if not is_billed:
+            await self._shadows.discard(self.task, self.execution)
+        elif not self.is_complete.is_set():
             self.task.cancel()
 
 
@@ -119,11 +126,21 @@ class Shadows(Stage):
         policy = key.policies.get(request.model)
         if policy is None or policy.shadow is None or not is_selected(request_id, policy.shadow.percent):
             return None
-        return None if request.more_prompts or request.number or request.echo else ShadowedAnswer(self)
+        return None if request.more_prompts or request.analysis.number or request.echo else ShadowedAnswer(self)
 
     async def stop(self) -> None:
         """Cancel the running shadows."""
         await cancel_and_wait(list(self._running))
+
+    async def discard(self, task: asyncio.Task[None], execution: Execution | None) -> None:
+        """Cancel the shadow of a request that is not billed, and do not bill it to the tenant, even if it has answered.
+
+        Args:
+            execution: that of the shadow; None if it was not sent.
+        """
+        await cancel_and_wait([task])
+        if execution is not None and not self._is_operator_paid:
+            await self._executions.discard(execution)
 
     def start(self, active: ActiveRequest, primary: Execution, answer: ShadowedAnswer) -> None:
         """Start the shadow of an execution that is dispatched next, unless it cannot run now."""
@@ -165,7 +182,9 @@ class Shadows(Stage):
                     admitted = await self._admit(active, primary, model)
                     spec = _response_spec(admitted, primary)
                     record = DecisionRecord(shadow_of=active.request_id)
-                    execution, events = await self._executions.run_admitted(admitted, spec, record, may_wait=False)
+                    execution, events = await self._executions.run_admitted(
+                        admitted, spec, record, may_wait=False, on_start=partial(setattr, answer, "execution")
+                    )
             except (ApiError, TimeoutError) as exc:
                 code = exc.code if isinstance(exc, ApiError) else "timeout"
                 active.decision_record.not_shadowing = code
@@ -190,7 +209,7 @@ class Shadows(Stage):
         prompt, running = primary.admitted.demand.prompt, primary.admitted.demand.model
         if model.tokenization != running.tokenization or model.upstream is not None or running.upstream is not None:
             prompt = await self._tokenizer.tokenize(model, active.request)
-        request = dataclasses.replace(active.request, priority=LOWEST_PRIORITY)
+        request = msgspec.structs.replace(active.request, priority=LOWEST_PRIORITY)
         name = f"{active.request_id}.s"
         demand = AdmissionRequest(name, time.time_ns() // 1000, key, request, prompt, [model])
         return await self._admission.admit_side_execution(

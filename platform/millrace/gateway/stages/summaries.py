@@ -104,7 +104,7 @@ class ShortenedConversation(RequestStage):
             model,
             request,
             lambda: context_overflow.shorten_prompt(model, request, room, summary),
-            lambda prompts: prompts.shorten(model, request.number, room, summary),
+            lambda prompts: prompts.shorten(model, request.analysis.number, room, summary),
         )
         active.decision_record.dropped_messages = prompt.dropped_messages
         return prompt
@@ -179,7 +179,7 @@ class Summaries(Stage):
             model,
             request,
             lambda: context_overflow.summary_prompt(model, request, dropped),
-            lambda prompts: prompts.summary_prompt(model, request.number, dropped),
+            lambda prompts: prompts.summary_prompt(model, request.analysis.number, dropped),
         )
 
     async def _run(self, active: ActiveRequest, admitted: AdmittedRequest, dropped: int) -> str:

@@ -15,7 +15,7 @@ def prepare(world: World) -> None:
 register(
     Screen("operator-audit", "/operator/audit/", queries=14, who="operator", states=("populated", "error")),
     Screen(
-        "operator-audit-filtered", "/operator/audit/?tenant=acme&action=key", 14, who="operator", states=("populated",)
+        "operator-audit-filtered", "/operator/audit/?tenant=acme&action=key", 15, who="operator", states=("populated",)
     ),
     Screen("operator-audit-detail", "/operator/audit/{audit_entry}", queries=14, who="operator", states=("populated",)),
     prepare=prepare,

@@ -8,7 +8,10 @@ from tests.support.frontend.console import Screen, World, register
 
 
 def prepare(world: World) -> None:
-    from billing.pricing.prices import do_propose_prices  # here: this file is read before Django is set up
+    from billing.pricing.prices import (  # here: this file is read before Django is set up
+        do_propose_prices,
+        do_publish_as_sole_operator,
+    )
     from billing.rates.price_book import NewPrice, Proposal, nano_per_million
     from billing.rates.pricing import Component, Tier
 
@@ -20,6 +23,9 @@ def prepare(world: World) -> None:
 
     world.rows["populated.price_version"] = draft(world.owner, "0.123456789", None)
     world.rows["populated.own_version"] = draft(world.operator, "2", datetime.now(UTC) + timedelta(days=9))
+    rows = (NewPrice("later-model", Tier.STANDARD, Component.OUTPUT, nano_per_million("3")),)
+    later = do_propose_prices(Proposal(rows), created_by=world.operator)
+    world.rows["populated.scheduled_version"] = do_publish_as_sole_operator(later, by=world.operator).pk
 
 
 def _draft(tenant) -> int:
@@ -51,10 +57,14 @@ register(
     ),
     page("operator-prices-own", "/operator/prices/{own_version}/", 24),
     page("operator-prices-model", "/operator/prices/model?model=smollm2-135m"),
+    page("operator-prices-studio", "/operator/prices/studio?model=smollm2-135m", 30),
     page("operator-prices-csv", "/operator/prices/csv?copy={price_version}"),
     page("operator-prices-edit", "/operator/prices/{own_version}/edit"),
     page("operator-prices-import", "/operator/prices/import"),
     page("operator-prices-publish", "/operator/prices/{price_version}/publish"),
+    page("operator-prices-publish-as-sole-operator", "/operator/prices/{own_version}/publish-as-sole-operator", 18),
+    page("operator-prices-cancel", "/operator/prices/{scheduled_version}/cancel"),
+    page("operator-prices-scheduled", "/operator/prices/{scheduled_version}/", 24),
     page("operator-prices-discard", "/operator/prices/{price_version}/discard"),
     prepare=prepare,
     demo={"price_version": _draft},

@@ -26,6 +26,7 @@ def prepare(world: World) -> None:
     world.rows["populated.tenant_budget"] = budget.pk
     agreed = do_commit(tenant, "Base", fee=1, included_nano=1, first_month="2999-01")  # it changes no other screen
     world.rows["populated.tenant_commitment"] = agreed.pk
+    world.rows["populated.price_term"] = add_price_terms(tenant)
     line = do_add_one_off_line(tenant, month="2999-01", description="Support", cents=100, months=2)
     world.rows["populated.one_off_line"] = line.pk
     actions.do_start_viewing(tenant, datetime.now(UTC), "ticket 12")
@@ -43,6 +44,27 @@ def _a_commitment(tenant):
 
     row = Commitment.objects.for_tenant(tenant).first()
     return (row or do_commit(tenant, "Base", fee=100_000, included_nano=10**12, first_month="2999-01")).pk
+
+
+def _a_price_term(tenant):
+    from billing.models import PriceTerm
+
+    row = PriceTerm.objects.for_tenant(tenant).order_by("pk").first()
+    return row.pk if row is not None else add_price_terms(tenant)
+
+
+def add_price_terms(tenant) -> int:
+    """Add a price term of each form to a tenant. Return the ID of the first one."""
+    from billing.invoicing.price_terms import do_add_price_term
+    from billing.rates.pricing import Component
+    from billing.rates.terms import TermRule, TermType, VolumeTier
+
+    discount, minimum = TermRule(TermType.DISCOUNT, ppm=125_000), TermRule(TermType.MINIMUM, cents=50_000)
+    tiers = (VolumeTier(0, 3_000_000_000), VolumeTier(10**9, 2_500_000_000))
+    graduated = TermRule(TermType.GRADUATED, model="smollm2-135m", component=Component.OUTPUT, tiers=tiers)
+    named = {"Partner discount": discount, "Minimum": minimum, "Output tiers": graduated}
+    rows = [do_add_price_term(tenant, rule, description=name, first_month="2999-01") for name, rule in named.items()]
+    return rows[0].pk
 
 
 def _a_line(tenant):
@@ -71,16 +93,26 @@ register(
     Screen(
         "operator-tenants-raise",
         "/operator/tenants/{tenant}/budgets/{tenant_budget}/raise",
-        queries=9,
+        queries=10,
         who="operator",
         states=("populated",),
     ),
-    Screen(
-        "operator-tenants-end-commitment",
-        "/operator/tenants/{tenant}/commitments/{tenant_commitment}/end",
-        queries=9,
-        who="operator",
-        states=("populated",),
+    *(
+        Screen(
+            f"operator-tenants-{name}",
+            f"/operator/tenants/{{tenant}}/{path}",
+            queries,
+            who="operator",
+            states=("populated",),
+        )
+        for name, path, queries in (
+            ("add-commitment", "commitments/new", 12),
+            ("end-commitment", "commitments/{tenant_commitment}/end", 9),
+            ("add-minimum", "price-terms/minimum", 12),
+            ("add-discount", "price-terms/discount", 12),
+            ("add-tiered-price", "price-terms/tiered-price", 12),
+            ("end-price-term", "price-terms/{price_term}/end", 9),
+        )
     ),
     *(
         Screen(
@@ -97,6 +129,7 @@ register(
         "tenant": lambda tenant: tenant.pk,
         "tenant_budget": _a_budget,
         "tenant_commitment": _a_commitment,
+        "price_term": _a_price_term,
         "one_off_line": _a_line,
     },
 )

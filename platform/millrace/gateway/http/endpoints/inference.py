@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -108,10 +107,10 @@ class InferenceConsumer(PromptConsumer):
         key = await self.authenticate("inference")
         directives = read_directives(self.headers.get(b"x-millrace-cache"))
         request = await self.read_request(key)
-        if directives:
-            request = dataclasses.replace(request, cache_directives=directives)
-        if task := self.headers.get(TASK_HEADER):
-            request = dataclasses.replace(request, task=read_task(task))
+        task = self.headers.get(TASK_HEADER)
+        if directives or task:
+            label = read_task(task) if task else ""
+            request = msgspec.structs.replace(request, cache_directives=directives, task=label)
         if self.idempotent_call is None or not await self._resume(key, self.idempotent_call, request):
             await self._begin(key, request)
 
@@ -128,9 +127,8 @@ class InferenceConsumer(PromptConsumer):
                 self.begin_heartbeat(lambda: self._early_headers(active))
             first = await anext(events)
             self.limit_statuses = active.execution.admitted.limit_statuses
-            request = dataclasses.replace(active.request, ignored=active.ignored)
             layer, writer = _cache_layer(active, first), active.writer()
-            headers = prompt_headers(active)
+            headers = ignored_headers(active.ignored) + prompt_headers(active)
             await self._write(request, writer, active.model, layer, first, events, headers, lambda: _cost(active))
         except (ApiError, OSError):  # the request has ended, or the client has disconnected
             raise
@@ -146,8 +144,7 @@ class InferenceConsumer(PromptConsumer):
     def _early_headers(self, active: ActiveRequest) -> Headers:
         """Return the headers of a stream without an event: those that do not depend on the model that answers."""
         self.limit_statuses = active.execution.admitted.limit_statuses
-        headers = ignored_headers(dataclasses.replace(active.request, ignored=active.ignored))
-        return headers + prompt_headers(active)
+        return ignored_headers(active.ignored) + prompt_headers(active)
 
     async def _resume(self, key: ApiKeySnapshot, call: IdempotentCall, request: InferenceRequest) -> bool:
         """Resume the request that an earlier call with the same key started. Return False if it does not run."""
@@ -158,7 +155,7 @@ class InferenceConsumer(PromptConsumer):
         new_request_id, self.request_id = self.request_id, call.unfinished_request_id
         async with self.gateway.subscribers.subscription(call.unfinished_request_id):
             if request.stream:
-                self.begin_heartbeat(lambda: ignored_headers(request))
+                self.begin_heartbeat(lambda: ignored_headers(request.analysis.ignored))
             try:
                 events = checked_events(follower.events(), follower.response_spec)
                 first = await anext(events)
@@ -175,7 +172,8 @@ class InferenceConsumer(PromptConsumer):
             if self.trace is not None:
                 self.trace.replay_of = call.unfinished_request_id
             writer = self.gateway.service.writer(response_spec)
-            headers, layer = truncation_headers(response_spec), _prefix_layer(first)
+            headers = ignored_headers(request.analysis.ignored) + truncation_headers(response_spec)
+            layer = _prefix_layer(first)
             await self._write(request, writer, response_spec.model, layer, first, events, headers)
         return True
 
@@ -194,7 +192,7 @@ class InferenceConsumer(PromptConsumer):
         headers = [(b"x-millrace-model", model.encode()), (b"x-millrace-cache", layer.encode())]
         if layer == "semantic" and self._active is not None:
             headers += _semantic_headers(self._active)
-        headers += ignored_headers(request) + more_headers
+        headers += more_headers
         if request.stream:
             await self._stream(writer, headers, first, events)
         else:
@@ -257,9 +255,9 @@ def _with_model(body: bytes, deployment: str | None) -> bytes:
     return b'%s%s"model":%s}' % (start, separator, msgspec.json.encode(deployment))
 
 
-def ignored_headers(request: InferenceRequest) -> Headers:
-    """Return the header that names the request's ignored fields, if there are any."""
-    return [(b"x-millrace-ignored", ", ".join(request.ignored).encode())] if request.ignored else []
+def ignored_headers(ignored: Sequence[str]) -> Headers:
+    """Return the header that names the ignored fields of a request, if there are any."""
+    return [(b"x-millrace-ignored", ", ".join(ignored).encode())] if ignored else []
 
 
 def prompt_headers(active: ActiveRequest) -> Headers:

@@ -33,7 +33,7 @@ class CountTokens(PromptConsumer):
         key = await self.authenticate("inference")
         request = await self.read_request(key)
         count = await self.gateway.service.count(key, request)
-        await self.respond_json(200, {"input_tokens": count}, ignored_headers(request))
+        await self.respond_json(200, {"input_tokens": count}, ignored_headers(request.analysis.ignored))
 
 
 def _check_version(consumer: HttpConsumer) -> None:

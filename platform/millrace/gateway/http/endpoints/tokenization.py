@@ -45,7 +45,7 @@ class Tokenize(_TokenizationConsumer):
         if request.echoed_parameters["return_token_strs"]:
             _check_length("return_token_strs", ids, model)
             answer["token_strs"] = await asyncio.to_thread(_token_strs, ids, model)
-        await self.respond_json(200, answer, ignored_headers(request))
+        await self.respond_json(200, answer, ignored_headers(request.analysis.ignored))
 
 
 class Detokenize(_TokenizationConsumer):
@@ -108,7 +108,7 @@ def _check_length(parameter: str, ids: Sequence[int], model: ServedModel) -> Non
         ApiError: 400, there are more tokens than the model's context has.
     """
     if len(ids) > model.context_length:
-        raise invalid(parameter, f"At most {model.context_length} tokens are decoded at once, not {len(ids)}.")
+        raise invalid(parameter, f"At most {model.context_length} tokens are decoded in one request, not {len(ids)}.")
 
 
 def _token_strs(ids: Sequence[int], model: ServedModel) -> list[str]:

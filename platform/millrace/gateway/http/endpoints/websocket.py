@@ -301,7 +301,7 @@ class Socket:
         writer = active.writer()
         self._streams[name] = writer, active
         started = {"type": "started", "id": name, "request_id": active.request_id, "model": active.model}
-        details = {"ignored": active.request.ignored, **active.decision_record.select(("sampling_defaults",))}
+        details = {"ignored": active.ignored, **active.decision_record.select(("sampling_defaults",))}
         await self._send(started | {field: value for field, value in details.items() if value})
         while True:
             for data in writer.stream(event):

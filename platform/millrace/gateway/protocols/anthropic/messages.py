@@ -24,8 +24,8 @@ from millrace.gateway.protocols.foreign_tools import adapt_messages
 from millrace.gateway.protocols.openai.parameters import (
     MAX_TOKENS,
     check_ranges,
+    find_unset_sampling,
     read_request,
-    sampling_fields,
     within,
 )
 from millrace.gateway.protocols.reasoning import BUDGETS, Effort, check_budget
@@ -150,10 +150,10 @@ def read_messages(body: bytes) -> InferenceRequest:
         raise invalid("metadata.user_id", f"user_id may have at most {MAX_LABEL_CHARACTERS} characters.")
     thinking = parsed.thinking
     display = None if thinking is None or isinstance(thinking, ThinkingDisabled) else thinking.display
+    sampling = _sampling(parsed)
     return InferenceRequest(
-        **_prompt(parsed, ignored),
-        **ignored.request_fields(),
-        **sampling_fields(_sampling(parsed), parsed),
+        **_read_prompt(parsed, ignored, find_unset_sampling(sampling, parsed)),
+        sampling=sampling,
         max_tokens=parsed.max_tokens,
         user=user,
         speculates=parsed.speculation != "off",
@@ -170,7 +170,7 @@ def read_count(body: bytes) -> InferenceRequest:
         ApiError: 400 that names the parameter, or 404 for a thread that the request continues.
     """
     parsed, ignored = _read(body, CountBody)
-    return InferenceRequest(**_prompt(parsed, ignored), **ignored.request_fields(), sampling=SamplingParams())
+    return InferenceRequest(**_read_prompt(parsed, ignored), sampling=SamplingParams())
 
 
 def _read(body: bytes, type_: type[B]) -> tuple[B, IgnoredFields]:
@@ -199,7 +199,12 @@ def _reasoning(parsed: CountBody) -> ReasoningOptions:
     return ReasoningOptions(is_enabled=False, budget=0 if thinking is not None else None, names=names)
 
 
-def _prompt(parsed: CountBody, ignored: IgnoredFields) -> dict[str, Any]:
+def _read_prompt(parsed: CountBody, ignored: IgnoredFields, unset_sampling: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return the prompt, the parameters that belong to it, and the analysis, by their names in `InferenceRequest`.
+
+    Raises:
+        ApiError: 400 that names the parameter.
+    """
     if not parsed.messages:
         raise invalid("messages", "messages must have at least one message.")
     conversation = Conversation()
@@ -225,7 +230,7 @@ def _prompt(parsed: CountBody, ignored: IgnoredFields) -> dict[str, Any]:
         "parallel_tools": parallel,
         "structured": None if schema is None else StructuredSpec("json_schema", schema, f"{param}.schema"),
         "breakpoints": _breakpoints(parsed, conversation),
-        "parts": conversation.parts,
+        "analysis": ignored.make_analysis(parts=conversation.parts, unset_sampling=unset_sampling),
     }
 
 

@@ -29,8 +29,8 @@ from millrace.gateway.protocols.openai.messages import (
 from millrace.gateway.protocols.openai.parameters import (
     Common,
     common_fields,
+    find_unset_sampling,
     read_request,
-    sampling_fields,
     sampling_params,
     within,
 )
@@ -137,12 +137,15 @@ def read_chat(body: bytes) -> InferenceRequest:
     reasoning = _reasoning(chat)
     for name in reasoning.names:
         ignored.add_known(name)
+    sampling = sampling_params(chat, logprobs=_logprobs(chat))
     return InferenceRequest(
         **fields,
-        **ignored.request_fields(),
+        analysis=ignored.make_analysis(
+            parts=count_parts(chat.messages), unset_sampling=find_unset_sampling(sampling, chat)
+        ),
         prompt=template_messages(chat.messages),
         template=_template(chat),
-        **sampling_fields(sampling_params(chat, logprobs=_logprobs(chat)), chat),
+        sampling=sampling,
         max_tokens=_max_tokens(chat),
         reasoning=reasoning,
         tools=tools,
@@ -151,7 +154,6 @@ def read_chat(body: bytes) -> InferenceRequest:
         parallel_tools=chat.parallel_tool_calls is not False,
         structured=structured,
         breakpoints=_breakpoints(chat),
-        parts=count_parts(chat.messages),
         prediction=_prediction(chat.prediction),
         echoed_parameters=_echoed_parameters(chat),
     )

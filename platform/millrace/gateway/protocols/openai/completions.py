@@ -13,8 +13,8 @@ from millrace.gateway.protocols.openai.guided import read_guided
 from millrace.gateway.protocols.openai.parameters import (
     Common,
     common_fields,
+    find_unset_sampling,
     read_request,
-    sampling_fields,
     sampling_params,
 )
 
@@ -61,10 +61,10 @@ def read_completion(body: bytes) -> InferenceRequest:
     structured = read_guided(completion, ignored)
     return InferenceRequest(
         **common_fields(completion, ignored),
-        **ignored.request_fields(),
+        analysis=ignored.make_analysis(unset_sampling=find_unset_sampling(params, completion)),
         prompt=prompt,
         more_prompts=tuple(more_prompts),
-        **sampling_fields(params, completion),
+        sampling=params,
         max_tokens=DEFAULT_MAX_TOKENS if completion.max_tokens is None else max(1, completion.max_tokens),
         structured=structured,
         echo=echo,

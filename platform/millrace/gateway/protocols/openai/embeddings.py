@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from inference_worker.contract.request import SamplingParams, TokenCounts, document
 from millrace.gateway.core.errors import invalid
-from millrace.gateway.core.types import InferenceRequest
+from millrace.gateway.core.types import EncoderInputs, InferenceRequest
 from millrace.gateway.protocols.buffered_writer import BufferedWriter, usage_object
 from millrace.gateway.protocols.documented import Label, NotEmpty, NotNegative, Positive
 from millrace.gateway.protocols.openai.parameters import check_labels, read_request
@@ -49,12 +49,11 @@ def read_embeddings(body: bytes) -> InferenceRequest:
     check_labels({}, {"user": parsed.user})
     inputs = _inputs(parsed.input)
     return InferenceRequest(
-        **ignored.request_fields(),
+        analysis=ignored.make_analysis(),
         model=parsed.model,
         prompt=[],
         sampling=SamplingParams(max_tokens=0),
-        inputs=inputs,
-        truncation=read_truncation(parsed),
+        encoder=EncoderInputs(inputs, truncation=read_truncation(parsed)),
         max_tokens=0,
         user=parsed.user,
         echoed_parameters={

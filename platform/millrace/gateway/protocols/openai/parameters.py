@@ -306,10 +306,9 @@ def sampling_params(body: Common, *, logprobs: int | None, prompt_logprobs: int 
     return params
 
 
-def sampling_fields(params: SamplingParams, body: msgspec.Struct) -> dict[str, Any]:
-    """Return the sampling parameters, and which of them the body does not set, by their names in `InferenceRequest`."""
-    given = [name for name in NAMES if getattr(body, name, None) is not None]
-    return {"sampling": params, "unset_sampling": find_unset(params, given)}
+def find_unset_sampling(params: SamplingParams, body: msgspec.Struct) -> tuple[str, ...]:
+    """Return the sampling parameters that the body does not set."""
+    return find_unset(params, [name for name in NAMES if getattr(body, name, None) is not None])
 
 
 def check_ranges(params: SamplingParams, **names: str) -> None:

@@ -20,9 +20,9 @@ from millrace.gateway.protocols.openai.parameters import (
     StreamOptions,
     check_labels,
     check_ranges,
+    find_unset_sampling,
     name_obfuscation,
     read_request,
-    sampling_fields,
     within,
 )
 from millrace.gateway.protocols.reasoning import Effort, effort_options
@@ -158,11 +158,14 @@ def read_response(body: bytes) -> InferenceRequest:
     reasoning = effort_options(parsed.reasoning.effort if parsed.reasoning else None, "reasoning")
     for name in reasoning.names:
         ignored.add_known(name)
+    sampling = _sampling(parsed)
     return InferenceRequest(
-        **ignored.request_fields(),
+        analysis=ignored.make_analysis(
+            parts=count_parts(parsed.input), unset_sampling=find_unset_sampling(sampling, parsed)
+        ),
         model=parsed.model,
         prompt=prompt,
-        **sampling_fields(_sampling(parsed), parsed),
+        sampling=sampling,
         max_tokens=parsed.max_output_tokens,
         reasoning=reasoning,
         tools=tools,
@@ -178,7 +181,6 @@ def read_response(body: bytes) -> InferenceRequest:
         stream=bool(parsed.stream),
         continuous_usage=bool(parsed.stream_options and parsed.stream_options.continuous_usage_stats),
         echoed_parameters=_echoed_parameters(parsed),
-        parts=count_parts(parsed.input),
     )
 
 

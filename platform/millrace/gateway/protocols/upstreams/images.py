@@ -45,4 +45,4 @@ def require_images(request: InferenceRequest, *, is_supported: bool, allow_urls:
 
 def has_images(request: InferenceRequest) -> bool:
     """Return whether a message of the request has an image."""
-    return bool(request.images or (request.prompt_param == "messages" and image_parts(request.prompt)))
+    return bool(request.analysis.images or (request.prompt_param == "messages" and image_parts(request.prompt)))

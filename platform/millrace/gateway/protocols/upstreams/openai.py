@@ -164,7 +164,7 @@ def _format(preset: UpstreamPreset, request: InferenceRequest, source: Mapping[s
     given = source.get("response_format")
     if isinstance(given, dict) and given.get("type") == "json_schema":  # a chat completion request
         return {"response_format": given}
-    text = (request.checked and request.checked.answer) or spec.text
+    text = (request.analysis.checked and request.analysis.checked.answer) or spec.text
     schema: dict[str, Any] = {"name": "answer", "schema": msgspec.json.decode(text), "strict": True}
     text_format = (source.get("text") or {}).get("format") if isinstance(source.get("text"), dict) else None
     if isinstance(text_format, dict):  # a Responses request

@@ -75,11 +75,11 @@ def upstream_prompt(model: ServedModel, request: InferenceRequest) -> Prompt:
         raise AssertionError("the model has an upstream")
     preset = preset_of(upstream)
     source = _source(request)
-    if "speed" in request.ignored and "speed" not in request.unknown:
+    if "speed" in request.analysis.ignored and "speed" not in request.analysis.unknown:
         raise _unsupported("speed", "This model's provider charges by speed. Omit it, or set it to 'standard'.")
-    ignored = dict.fromkeys(request.ignored)
+    ignored = dict.fromkeys(request.analysis.ignored)
     raw: dict[str, Any] = {}  # the fields of the body, if the upstream has its dialect
-    if request.inputs:
+    if request.encoder.inputs:
         operation, fields = _embeddings(upstream, request, source)
     else:
         _check(upstream, request)
@@ -96,18 +96,18 @@ def upstream_prompt(model: ServedModel, request: InferenceRequest) -> Prompt:
         else:
             raw = source if _reader(request) in CHAT_READERS else {}
             operation, fields = "chat", openai.fields(upstream, preset, request, parameters, source, raw, ignored)
-        for name in request.loosened:
+        for name in request.analysis.loosened:
             # Schemas are carried as they were sent, except the answer's in the other dialect.
             if name.startswith("tools") or upstream.protocol != UpstreamEngine.ANTHROPIC:
                 ignored.pop(name, None)
-        for name in request.unknown:
+        for name in request.analysis.unknown:
             # The platform sets the cache key, so that tenants share no cache of the provider.
             if not raw or name in _NOT_CARRIED or name == preset.cache_key:
                 continue
             if name in raw:
                 fields.setdefault(name, raw[name])
             ignored.pop(name, None)
-    for name, message in request.foreign_limits:
+    for name, message in request.analysis.foreign_limits:
         if name.partition(".")[0] in _NOT_CARRIED or name.partition(".")[0] not in raw:
             raise _unsupported(name, message)
     return _prompt(model, preset, request, operation, msgspec.json.encode(fields), tuple(ignored))
@@ -125,7 +125,7 @@ def _prompt(
     messages = len(request.prompt) if isinstance(request.prompt, list) else 1
     size = max(0, len(body) - sum(len(part["url"]) for part in images))
     overhead = preset.prompt_overhead + MESSAGE_TOKENS * messages + preset.image_tokens * len(images)
-    if request.inputs:
+    if request.encoder.inputs:
         bound, overhead = size, 0
     else:
         # The upstream's context bounds the prompt too.
@@ -134,21 +134,21 @@ def _prompt(
     estimate = min(bound, -(-size // BYTES_PER_TOKEN) + preset.image_tokens * len(images))
     return Prompt(
         [],
-        input_lengths=(1,) * len(request.inputs),
+        input_lengths=(1,) * len(request.encoder.inputs),
         upstream=UpstreamRequest(operation, body, bound, max(1, estimate)),
         ignored=ignored,
     )
 
 
 def _reader(request: InferenceRequest) -> str:
-    return "" if request.source is None else request.source.reader
+    return "" if request.analysis.source is None else request.analysis.source.reader
 
 
 def _source(request: InferenceRequest) -> dict[str, Any]:
     """Return the fields of the body that the request was read from."""
-    if request.source is None:
+    if request.analysis.source is None:
         return {}
-    fields: dict[str, Any] = msgspec.json.decode(request.source.body)
+    fields: dict[str, Any] = msgspec.json.decode(request.analysis.source.body)
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -197,10 +197,10 @@ def _embeddings(
     upstream: UpstreamSpec, request: InferenceRequest, source: Mapping[str, Any]
 ) -> tuple[UpstreamOperation, dict[str, Any]]:
     """Return the request for vectors. The upstream truncates long inputs or refuses them, as the request says."""
-    if upstream.protocol == UpstreamEngine.ANTHROPIC or request.queries:
+    if upstream.protocol == UpstreamEngine.ANTHROPIC or request.encoder.queries:
         raise invalid("model", "This model's provider has no embeddings.")
-    fields: dict[str, Any] = {"input": list(request.inputs), "encoding_format": "float"}
-    if any(not isinstance(item, str) for item in request.inputs):
+    fields: dict[str, Any] = {"input": list(request.encoder.inputs), "encoding_format": "float"}
+    if any(not isinstance(item, str) for item in request.encoder.inputs):
         raise _unsupported("input", "Token IDs cannot be sent to this model's provider. Send text.")
     if (dimensions := request.echoed_parameters.get("dimensions")) is not None:
         fields["dimensions"] = dimensions

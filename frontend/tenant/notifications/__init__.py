@@ -1,0 +1,1 @@
+"""Notifications of a tenant's members."""

@@ -1,0 +1,73 @@
+"""Health issues: conditions that an operator must handle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from inference_worker.contract.texts import Text
+from tenants.models import Tenant
+
+MIN_REQUESTS = 20  # fewer are not evaluated
+
+
+class IssueType(StrEnum):
+    """The type of a health issue. Type and subject identify an issue until it is resolved."""
+
+    BANK_ENTRY = "bank_entry"
+    BROKER = "broker"
+    BUDGET = "budget"
+    CORDON = "cordon"
+    COST = "cost"
+    DISK = "disk"
+    FAILURES = "failures"
+    EMAIL = "email"
+    INVOICE = "invoice"
+    MODEL = "model"
+    OBJECTIVE = "objective"
+    OVERAGE = "overage"
+    PAYMENT = "payment"
+    PREFIX_ROUTING = "prefix_routing"
+    PRICE = "price"
+    PROCESS = "process"
+    QUARANTINE = "quarantine"
+    QUEUE = "queue"
+    RECONCILIATION = "reconciliation"
+    REPLICA = "replica"
+    SETTLER = "settler"
+    SLOW = "slow"
+    UNPRICED = "unpriced"
+    UPSTREAM = "upstream"
+    UPSTREAM_PAUSE = "upstream_pause"
+    WEBHOOK = "webhook"
+    WORKER_NAME = "worker_name"
+
+
+@dataclass(frozen=True)
+class HealthIssue:
+    """A condition that an operator must handle. `urgent`: it already affects customers or money."""
+
+    issue_type: IssueType
+    subject: str
+    urgent: bool
+    title: str
+    todo: str
+    tenant: Tenant | None = None
+
+
+def add_age(title: str, first: datetime, now: datetime) -> str:
+    """Return the title with the age of the oldest object, from a minute on."""
+    if now - first < timedelta(minutes=1):
+        return title
+    return Text("%(title)s, oldest %(duration)s", title=title, duration=describe_duration(first, now))
+
+
+def describe_duration(first: datetime, now: datetime) -> Text:
+    """Return the time between, in whole minutes, hours or days."""
+    minutes = int((now - first) / timedelta(minutes=1))
+    if minutes < 60:
+        return Text("%(number)s\xa0minute", "%(number)s\xa0minutes", number=minutes)
+    if minutes < 24 * 60:
+        return Text("%(number)s\xa0hour", "%(number)s\xa0hours", number=minutes // 60)
+    return Text("%(number)s\xa0day", "%(number)s\xa0days", number=minutes // (24 * 60))
