@@ -80,13 +80,14 @@ def test_letter_shortcuts_open_screens_except_while_typing_or_when_off(open_page
 
 @pytest.mark.parametrize("path", ["/t/acme/", "/t/acme/requests/"])
 def test_menus_close_by_escape(open_page, path):
-    """From the button of a menu, and from its first field or link."""
+    """From the button of a menu, and from its first field or link, if it has one."""
     page = open_page(path)
     menus = [menu for menu in page.locator("details.menu").all() if menu.is_visible()]
     assert len(menus) > 1
     for menu in menus:
         button = menu.locator("summary").first
-        for keys in ((), ("Tab",)):
+        has_fields = menu.locator("a, input, select, button").count() > 0
+        for keys in ((), ("Tab",)) if has_fields else ((),):
             button.click()
             expect(menu).to_have_attribute("open", "")
             for key in (*keys, "Escape"):
