@@ -115,7 +115,12 @@ def exchange(served: Served, packets: list[bytes], method: str) -> list[tuple[in
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for packet in packets:
             client.sendall(packet)
-        received = Received(read_all(client))
+        return read_responses(read_all(client), method)
+
+
+def read_responses(data: bytes, method: str) -> list[tuple[int, bytes, str]]:
+    """Return status, body and `connection` of each response in the data that a server sent."""
+    received = Received(data)
     responses = []
     while received.tell() < len(received.getvalue()):
         response = http.client.HTTPResponse(received, method=method)  # type: ignore[arg-type]
@@ -154,6 +159,22 @@ def test_an_offer_of_another_protocol_is_ignored(served: Served, echo: Echo, off
         assert exchange(served, [*packets, *packets[:-1], packets[-1] + ends], method) == expected, name
         seen = [field for field in echo.heads[-3] if field in plain_fields]
         assert seen == plain_fields, name
+
+
+def test_the_end_of_a_body_does_not_count_to_the_next_head(echo: Echo) -> None:
+    """It may arrive together with the beginning of that head, and be larger than a head may be."""
+    body, ends = b"x" * 5000, request("GET", "/end", "connection: close")
+    with serving(echo, header_bytes=1024) as server, server.connect() as client:
+        known = len(echo.heads)
+        client.sendall(request("POST", "/v1/x", f"content-length: {len(body)}") + body[:1])
+        eventually(lambda: len(echo.heads) > known)
+        client.sendall(body[1:] + ends[:-2])
+        received = client.recv(2**16)
+        client.sendall(ends[-2:])
+        received += read_all(client)
+    first, last = read_responses(received, "POST")
+    assert first[:2] == (200, f"POST /v1/x  5000 {hashlib.sha256(body).hexdigest()}".encode())
+    assert last[0] == 200 and last[1].startswith(b"GET /end")
 
 
 @pytest.mark.parametrize("fields", [(), ("sec-websocket-version: 13", KEY)])

@@ -211,7 +211,8 @@ class GatewayHttpProtocol(HttpToolsProtocol):
             self.handle_websocket_upgrade()
             return
         if self._phase == HEAD and self._requests == requests:
-            self._head_bytes += size
+            if phase in (HEAD, RECEIVED):  # otherwise the data is mostly the end of a body
+                self._head_bytes += size
         elif phase in (BODY, DRAIN) and self._requests == requests:
             self._framing_bytes = 0 if self._body_bytes > body_bytes else self._framing_bytes + size
         if self._rejection is None:
