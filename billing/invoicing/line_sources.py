@@ -27,12 +27,11 @@ from billing.invoicing.lines import (
     usage_lines,
 )
 from billing.invoicing.metered_lines import metered_in, metered_lines, reversed_metered
-from billing.invoicing.term_lines import active_terms, term_change, term_lines
+from billing.invoicing.term_lines import active_minimums, term_change, term_lines
 from billing.invoicing.usage_shares import UsageLabels, find_labels, find_shares, find_used_labels
-from billing.ledger.commitments import active_commitments
+from billing.ledger.commitments import active_commitments, commitments_of
 from billing.models import CHARGES, Invoice, InvoiceLine, OneOffLine, Period
-from billing.rates.terms import TermType
-from tenants.deletions import deleted_throughout
+from tenants.deletions import deleted_throughout, without_deleted
 from tenants.models import Tenant
 
 # What rounding billed too much so far, by tenant and currency, on documents that are not void.
@@ -161,8 +160,7 @@ class TermCharges(LineSource):
     line_types = (InvoiceLine.LineType.TERM,)
 
     def tenants(self, month: BilledMonth) -> Any:
-        minimums = active_terms(month.period).filter(rule__term_type=TermType.MINIMUM.value)
-        return _of_entity(month, minimums)
+        return _of_entity(month, active_minimums(month.period))
 
     def lines(self, draft: MonthDraft) -> list[InvoiceLine]:
         if draft.is_invoice:
@@ -185,7 +183,7 @@ class CommitmentCharges(LineSource):
         if not draft.is_invoice:
             return []
         month = draft.invoice.period.label
-        active = active_commitments(draft.invoice.period, draft.invoice.tenant_id)
+        active = commitments_of(draft.invoice.period, draft.invoice.tenant_id)
         return [
             _amount_line(draft.invoice, self.line_types[0], row.share_in(month).describe(row.name), row.fee_in(month))
             for row in active
@@ -224,12 +222,15 @@ class RecurringCharges(LineSource):
     line_types = (InvoiceLine.LineType.RECURRING,)
 
     def tenants(self, month: BilledMonth) -> Any:
-        return _of_entity(month, _recurring_lines(month.period))
+        starts_at, ends_at = month.period.starts_at, month.period.ends_at
+        return _of_entity(month, _recurring_lines(month.period).exclude(deleted_throughout(starts_at, ends_at)))
 
     def lines(self, draft: MonthDraft) -> list[InvoiceLine]:
         if not draft.is_invoice:
             return []
-        rows = _recurring_lines(draft.invoice.period).filter(tenant_id=draft.invoice.tenant_id)
+        period = draft.invoice.period
+        recurring = _recurring_lines(period).filter(tenant_id=draft.invoice.tenant_id)
+        rows = without_deleted(recurring, period.starts_at, period.ends_at)
         return [_amount_line(draft.invoice, self.line_types[0], row.description, row.cents) for row in rows]
 
     def is_decided_at_issue(self, draft: MonthDraft) -> bool:
@@ -287,9 +288,8 @@ def _due_lines(period: Period) -> QuerySet[OneOffLine]:
 
 
 def _recurring_lines(period: Period) -> QuerySet[OneOffLine]:
-    """Return the one-off lines that repeat in the period's month. A tenant that was deleted throughout has none."""
-    rows = OneOffLine.objects.all_tenants().filter(month__lte=period.label, last_month__gte=period.label)
-    return rows.exclude(deleted_throughout(period.starts_at, period.ends_at)).order_by("pk")
+    """Return the one-off lines that repeat in the period's month, also those of tenants that were deleted in it."""
+    return OneOffLine.objects.all_tenants().filter(month__lte=period.label, last_month__gte=period.label).order_by("pk")
 
 
 def _carried_rounding(tenant_id: int) -> int:

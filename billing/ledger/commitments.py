@@ -9,7 +9,7 @@ from typing import NamedTuple
 from django.db.models import Q, QuerySet
 
 from billing.models import Commitment, CreditGrant, Period
-from tenants.deletions import deleted_throughout
+from tenants.deletions import deleted_throughout, without_deleted
 
 
 class ExpectedGrant(NamedTuple):
@@ -21,14 +21,23 @@ class ExpectedGrant(NamedTuple):
     nano: int
 
 
-def active_commitments(period: Period, tenant_id: int | None = None) -> QuerySet[Commitment]:
-    """Return the commitments that are active in the period, of one tenant or all.
+def active_commitments(period: Period) -> QuerySet[Commitment]:
+    """Return the commitments of all tenants that are active in the period.
 
     A tenant that was deleted for the whole period has none.
     """
-    rows = Commitment.objects.all_tenants() if tenant_id is None else Commitment.objects.for_tenant(tenant_id)
-    active = rows.filter(Q(last_month="") | Q(last_month__gte=period.label), first_month__lte=period.label)
-    return active.exclude(deleted_throughout(period.starts_at, period.ends_at)).order_by("pk")
+    rows = Commitment.objects.all_tenants().filter(_in_month(period))
+    return rows.exclude(deleted_throughout(period.starts_at, period.ends_at)).order_by("pk")
+
+
+def commitments_of(period: Period, tenant_id: int) -> list[Commitment]:
+    """Return the commitments of a tenant that are active in the period."""
+    rows = Commitment.objects.for_tenant(tenant_id).filter(_in_month(period)).order_by("pk")
+    return without_deleted(rows, period.starts_at, period.ends_at)
+
+
+def _in_month(period: Period) -> Q:
+    return (Q(last_month="") | Q(last_month__gte=period.label)) & Q(first_month__lte=period.label)
 
 
 def granted_commitments(period: Period, tenant_id: int) -> set[int | None]:
@@ -44,7 +53,7 @@ def expected_grants(periods: Iterable[Period], tenant_id: int) -> list[ExpectedG
     grants = []
     for period in periods:
         granted = granted_commitments(period, tenant_id)
-        for row in active_commitments(period, tenant_id):
+        for row in commitments_of(period, tenant_id):
             if row.pk not in granted:
                 nano = row.included_in(period.label)
                 grants.append(ExpectedGrant(row.priority, period.starts_at, period.ends_at, nano))
