@@ -31,7 +31,7 @@ from billing.invoicing.term_lines import active_minimums, term_change, term_line
 from billing.invoicing.usage_shares import UsageLabels, find_labels, find_shares, find_used_labels
 from billing.ledger.commitments import active_commitments, commitments_of
 from billing.models import CHARGES, Invoice, InvoiceLine, OneOffLine, Period
-from tenants.deletions import deleted_throughout, without_deleted
+from tenants.deletions import deleted_throughout, was_deleted_throughout
 from tenants.models import Tenant
 
 # What rounding billed too much so far, by tenant and currency, on documents that are not void.
@@ -101,6 +101,12 @@ class MonthDraft:
     def changed(self) -> list[RatedDifference]:
         """Return the differences of re-ratings that are on the document."""
         return [*self.differences, *rerated_differences(self.invoice)]
+
+    @cached_property
+    def one_off_lines(self) -> list[OneOffLine]:
+        """Return the tenant's one-off lines of the month. Those that repeat in it have a last month."""
+        period = self.invoice.period
+        return list((_due_lines(period) | _recurring_lines(period)).filter(tenant_id=self.invoice.tenant_id))
 
     @property
     def is_invoice(self) -> bool:
@@ -204,7 +210,7 @@ class OneOffCharges(LineSource):
     def lines(self, draft: MonthDraft) -> list[InvoiceLine]:
         if not draft.is_invoice:
             return []
-        due = _due_lines(draft.invoice.period).filter(tenant_id=draft.invoice.tenant_id)
+        due = [row for row in draft.one_off_lines if not row.last_month]
         return [_amount_line(draft.invoice, self.line_types[0], row.description, row.cents) for row in due]
 
     def is_decided_at_issue(self, draft: MonthDraft) -> bool:
@@ -229,8 +235,9 @@ class RecurringCharges(LineSource):
         if not draft.is_invoice:
             return []
         period = draft.invoice.period
-        recurring = _recurring_lines(period).filter(tenant_id=draft.invoice.tenant_id)
-        rows = without_deleted(recurring, period.starts_at, period.ends_at)
+        rows = [row for row in draft.one_off_lines if row.last_month]
+        if rows and was_deleted_throughout(draft.invoice.tenant_id, period.starts_at, period.ends_at):
+            return []
         return [_amount_line(draft.invoice, self.line_types[0], row.description, row.cents) for row in rows]
 
     def is_decided_at_issue(self, draft: MonthDraft) -> bool:

@@ -11,12 +11,11 @@ from billing.currencies.amounts import cents
 from billing.invoicing.corrected_prices import differences
 from billing.invoicing.lines import find_usage, rerated_differences, usage_lines
 from billing.invoicing.metered_lines import metered_lines
+from billing.ledger.open_months import active_in
 from billing.metering.archives import require_usage
 from billing.models import Invoice, InvoiceLine, Period, PriceTerm, ReratedInvoice
 from billing.rates.terms import MonthlyUsage, TermRule, TermType, UsageKey, added_by_minimums, changes
-from tenants.deletions import deleted_throughout, without_deleted
-
-_IS_MINIMUM = Q(rule__term_type=TermType.MINIMUM.value)
+from tenants.deletions import deleted_throughout, was_deleted_throughout
 
 
 def active_minimums(period: Period) -> QuerySet[PriceTerm]:
@@ -24,7 +23,7 @@ def active_minimums(period: Period) -> QuerySet[PriceTerm]:
 
     A tenant that was deleted for the whole period has none.
     """
-    rows = PriceTerm.objects.all_tenants().filter(_IS_MINIMUM, _in_month(period))
+    rows = PriceTerm.objects.all_tenants().filter(active_in(period.label), rule__term_type=TermType.MINIMUM.value)
     return rows.exclude(deleted_throughout(period.starts_at, period.ends_at)).order_by("pk")
 
 
@@ -33,21 +32,11 @@ def terms_of(period: Period, tenant_id: int) -> list[PriceTerm]:
 
     A tenant that was deleted for the whole period has no minimum. Late usage still has its tiers and discounts.
     """
-    rows = PriceTerm.objects.for_tenant(tenant_id).filter(_in_month(period)).order_by("pk")
-    terms = list(rows)
-    if any(_is_minimum(term) for term in terms) and not without_deleted(
-        rows.filter(_IS_MINIMUM), period.starts_at, period.ends_at
-    ):
-        return [term for term in terms if not _is_minimum(term)]
+    terms = list(PriceTerm.objects.for_tenant(tenant_id).filter(active_in(period.label)).order_by("pk"))
+    others = [term for term in terms if term.rule["term_type"] != TermType.MINIMUM.value]
+    if len(others) < len(terms) and was_deleted_throughout(tenant_id, period.starts_at, period.ends_at):
+        return others
     return terms
-
-
-def _is_minimum(term: PriceTerm) -> bool:
-    return bool(term.rule["term_type"] == TermType.MINIMUM.value)
-
-
-def _in_month(period: Period) -> Q:
-    return (Q(last_month="") | Q(last_month__gte=period.label)) & Q(first_month__lte=period.label)
 
 
 def term_lines(invoice: Invoice, lines: Iterable[InvoiceLine], *, has_minimum: bool = True) -> list[InvoiceLine]:

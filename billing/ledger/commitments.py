@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from django.db.models import Q, QuerySet
 
+from billing.ledger.open_months import active_in
 from billing.models import Commitment, CreditGrant, Period
-from tenants.deletions import deleted_throughout, without_deleted
+from tenants.deletions import deleted_throughout, was_deleted_throughout
 
 
 class ExpectedGrant(NamedTuple):
@@ -26,18 +27,19 @@ def active_commitments(period: Period) -> QuerySet[Commitment]:
 
     A tenant that was deleted for the whole period has none.
     """
-    rows = Commitment.objects.all_tenants().filter(_in_month(period))
+    rows = Commitment.objects.all_tenants().filter(active_in(period.label))
     return rows.exclude(deleted_throughout(period.starts_at, period.ends_at)).order_by("pk")
 
 
 def commitments_of(period: Period, tenant_id: int) -> list[Commitment]:
-    """Return the commitments of a tenant that are active in the period."""
-    rows = Commitment.objects.for_tenant(tenant_id).filter(_in_month(period)).order_by("pk")
-    return without_deleted(rows, period.starts_at, period.ends_at)
+    """Return the commitments of a tenant that are active in the period.
 
-
-def _in_month(period: Period) -> Q:
-    return (Q(last_month="") | Q(last_month__gte=period.label)) & Q(first_month__lte=period.label)
+    A tenant that was deleted for the whole period has none.
+    """
+    rows = list(Commitment.objects.for_tenant(tenant_id).filter(active_in(period.label)).order_by("pk"))
+    if rows and was_deleted_throughout(tenant_id, period.starts_at, period.ends_at):
+        return []
+    return rows
 
 
 def granted_commitments(period: Period, tenant_id: int) -> set[int | None]:
