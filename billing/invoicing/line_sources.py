@@ -27,12 +27,11 @@ from billing.invoicing.lines import (
     usage_lines,
 )
 from billing.invoicing.metered_lines import metered_in, metered_lines, reversed_metered
-from billing.invoicing.term_lines import active_terms, term_change, term_lines
+from billing.invoicing.term_lines import active_minimums, term_change, term_lines
 from billing.invoicing.usage_shares import UsageLabels, find_labels, find_shares, find_used_labels
-from billing.ledger.commitments import active_commitments
+from billing.ledger.commitments import active_commitments, commitments_of
 from billing.models import CHARGES, Invoice, InvoiceLine, OneOffLine, Period
-from billing.rates.terms import TermType
-from tenants.deletions import deleted_throughout
+from tenants.deletions import deleted_throughout, was_deleted_throughout
 from tenants.models import Tenant
 
 # What rounding billed too much so far, by tenant and currency, on documents that are not void.
@@ -103,6 +102,12 @@ class MonthDraft:
         """Return the differences of re-ratings that are on the document."""
         return [*self.differences, *rerated_differences(self.invoice)]
 
+    @cached_property
+    def one_off_lines(self) -> list[OneOffLine]:
+        """Return the tenant's one-off lines of the month. Those that repeat in it have a last month."""
+        period = self.invoice.period
+        return list((_due_lines(period) | _recurring_lines(period)).filter(tenant_id=self.invoice.tenant_id))
+
     @property
     def is_invoice(self) -> bool:
         """Return whether the document is a month's invoice, and no note on one."""
@@ -161,8 +166,7 @@ class TermCharges(LineSource):
     line_types = (InvoiceLine.LineType.TERM,)
 
     def tenants(self, month: BilledMonth) -> Any:
-        minimums = active_terms(month.period).filter(rule__term_type=TermType.MINIMUM.value)
-        return _of_entity(month, minimums)
+        return _of_entity(month, active_minimums(month.period))
 
     def lines(self, draft: MonthDraft) -> list[InvoiceLine]:
         if draft.is_invoice:
@@ -185,7 +189,7 @@ class CommitmentCharges(LineSource):
         if not draft.is_invoice:
             return []
         month = draft.invoice.period.label
-        active = active_commitments(draft.invoice.period, draft.invoice.tenant_id)
+        active = commitments_of(draft.invoice.period, draft.invoice.tenant_id)
         return [
             _amount_line(draft.invoice, self.line_types[0], row.share_in(month).describe(row.name), row.fee_in(month))
             for row in active
@@ -206,7 +210,7 @@ class OneOffCharges(LineSource):
     def lines(self, draft: MonthDraft) -> list[InvoiceLine]:
         if not draft.is_invoice:
             return []
-        due = _due_lines(draft.invoice.period).filter(tenant_id=draft.invoice.tenant_id)
+        due = [row for row in draft.one_off_lines if not row.last_month]
         return [_amount_line(draft.invoice, self.line_types[0], row.description, row.cents) for row in due]
 
     def is_decided_at_issue(self, draft: MonthDraft) -> bool:
@@ -224,12 +228,16 @@ class RecurringCharges(LineSource):
     line_types = (InvoiceLine.LineType.RECURRING,)
 
     def tenants(self, month: BilledMonth) -> Any:
-        return _of_entity(month, _recurring_lines(month.period))
+        starts_at, ends_at = month.period.starts_at, month.period.ends_at
+        return _of_entity(month, _recurring_lines(month.period).exclude(deleted_throughout(starts_at, ends_at)))
 
     def lines(self, draft: MonthDraft) -> list[InvoiceLine]:
         if not draft.is_invoice:
             return []
-        rows = _recurring_lines(draft.invoice.period).filter(tenant_id=draft.invoice.tenant_id)
+        period = draft.invoice.period
+        rows = [row for row in draft.one_off_lines if row.last_month]
+        if rows and was_deleted_throughout(draft.invoice.tenant_id, period.starts_at, period.ends_at):
+            return []
         return [_amount_line(draft.invoice, self.line_types[0], row.description, row.cents) for row in rows]
 
     def is_decided_at_issue(self, draft: MonthDraft) -> bool:
@@ -287,9 +295,8 @@ def _due_lines(period: Period) -> QuerySet[OneOffLine]:
 
 
 def _recurring_lines(period: Period) -> QuerySet[OneOffLine]:
-    """Return the one-off lines that repeat in the period's month. A tenant that was deleted throughout has none."""
-    rows = OneOffLine.objects.all_tenants().filter(month__lte=period.label, last_month__gte=period.label)
-    return rows.exclude(deleted_throughout(period.starts_at, period.ends_at)).order_by("pk")
+    """Return the one-off lines that repeat in the period's month, also those of tenants that were deleted in it."""
+    return OneOffLine.objects.all_tenants().filter(month__lte=period.label, last_month__gte=period.label).order_by("pk")
 
 
 def _carried_rounding(tenant_id: int) -> int:

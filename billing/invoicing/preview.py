@@ -10,7 +10,7 @@ from billing.invoicing.drafts import address, fill_draft, total
 from billing.invoicing.line_sources import read_month
 from billing.invoicing.month_charges import month_charges, number_lines
 from billing.ledger import credits
-from billing.ledger.commitments import active_commitments, granted_commitments
+from billing.ledger.commitments import commitments_of, granted_commitments
 from billing.models import BillingEntity, BillingProfile, CreditGrant, Invoice, InvoiceLine, Period
 from billing.pricing.currencies import currency_of
 from billing.taxes.taxes import NoTaxRule
@@ -49,7 +49,7 @@ def _usable(period: Period, tenant_id: int) -> list[Any]:
     """Return the credit that the month may use, with the credit of commitments that its draft will grant."""
     grants = credits.usable(tenant_id, period)
     granted = granted_commitments(period, tenant_id)
-    for each in active_commitments(period, tenant_id):
+    for each in commitments_of(period, tenant_id):
         if each.pk not in granted:
             grant: Any = CreditGrant(priority=each.priority, expires_at=period.ends_at, note=each.name)
             grant.rest = each.included_in(period.label)

@@ -11,21 +11,32 @@ from billing.currencies.amounts import cents
 from billing.invoicing.corrected_prices import differences
 from billing.invoicing.lines import find_usage, rerated_differences, usage_lines
 from billing.invoicing.metered_lines import metered_lines
+from billing.ledger.open_months import active_in
 from billing.metering.archives import require_usage
 from billing.models import Invoice, InvoiceLine, Period, PriceTerm, ReratedInvoice
 from billing.rates.terms import MonthlyUsage, TermRule, TermType, UsageKey, added_by_minimums, changes
-from tenants.deletions import deleted_throughout
+from tenants.deletions import deleted_throughout, was_deleted_throughout
 
 
-def active_terms(period: Period, tenant_id: int | None = None) -> QuerySet[PriceTerm]:
-    """Return the price terms of the period's month, of one tenant or all.
+def active_minimums(period: Period) -> QuerySet[PriceTerm]:
+    """Return the minimums of all tenants in the period's month.
+
+    A tenant that was deleted for the whole period has none.
+    """
+    rows = PriceTerm.objects.all_tenants().filter(active_in(period.label), rule__term_type=TermType.MINIMUM.value)
+    return rows.exclude(deleted_throughout(period.starts_at, period.ends_at)).order_by("pk")
+
+
+def terms_of(period: Period, tenant_id: int) -> list[PriceTerm]:
+    """Return the price terms of a tenant in the period's month.
 
     A tenant that was deleted for the whole period has no minimum. Late usage still has its tiers and discounts.
     """
-    rows = PriceTerm.objects.all_tenants() if tenant_id is None else PriceTerm.objects.for_tenant(tenant_id)
-    active = rows.filter(Q(last_month="") | Q(last_month__gte=period.label), first_month__lte=period.label)
-    is_minimum = Q(rule__term_type=TermType.MINIMUM.value)
-    return active.exclude(is_minimum & deleted_throughout(period.starts_at, period.ends_at)).order_by("pk")
+    terms = list(PriceTerm.objects.for_tenant(tenant_id).filter(active_in(period.label)).order_by("pk"))
+    others = [term for term in terms if term.rule["term_type"] != TermType.MINIMUM.value]
+    if len(others) < len(terms) and was_deleted_throughout(tenant_id, period.starts_at, period.ends_at):
+        return others
+    return terms
 
 
 def term_lines(invoice: Invoice, lines: Iterable[InvoiceLine], *, has_minimum: bool = True) -> list[InvoiceLine]:
@@ -34,7 +45,7 @@ def term_lines(invoice: Invoice, lines: Iterable[InvoiceLine], *, has_minimum: b
     Terms never make it negative. A minimum raises the sum of the rounded lines; its exact amount raises the exact sum.
     """
     month = invoice.period.label
-    found = [(term, term.rule_in(month)) for term in active_terms(invoice.period, invoice.tenant_id)]
+    found = [(term, term.rule_in(month)) for term in terms_of(invoice.period, invoice.tenant_id)]
     terms = [(term, rule) for term, rule in found if has_minimum or rule.term_type != TermType.MINIMUM]
     if not terms:
         return []
@@ -91,7 +102,7 @@ def month_difference(billed: Invoice) -> int:
 
 def _rules_of(billed: Invoice) -> list[TermRule]:
     """Return the rules of an invoice's month."""
-    return [term.rule_in(billed.period.label) for term in active_terms(billed.period, billed.tenant_id)]
+    return [term.rule_in(billed.period.label) for term in terms_of(billed.period, billed.tenant_id)]
 
 
 def _cost(rules: Sequence[TermRule], lines: Iterable[InvoiceLine], currency: str) -> tuple[int, bool]:

@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 from django.db.models import Q, QuerySet
 
 from billing.invoicing.due_months import DueMonth
-from billing.invoicing.term_lines import active_terms, usage_of
+from billing.invoicing.term_lines import terms_of, usage_of
 from billing.models import CompiledRateCard, Period, PriceTerm
 from billing.periods import close_after, month_bounds
 from billing.rates.own_prices import TermMonth, compute_affordable
@@ -52,7 +52,7 @@ def find_affordable(available: int, tenant_id: int, months: Iterable[DueMonth], 
 
 
 def _rules(period: Period, tenant_id: int) -> list[TermRule]:
-    return [term.rule_in(period.label) for term in active_terms(period, tenant_id)]
+    return [term.rule_in(period.label) for term in terms_of(period, tenant_id)]
 
 
 def _month_after(period: Period) -> Period:

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from django.db.models import Q, QuerySet
 
+from billing.ledger.open_months import active_in
 from billing.models import Commitment, CreditGrant, Period
-from tenants.deletions import deleted_throughout
+from tenants.deletions import deleted_throughout, was_deleted_throughout
 
 
 class ExpectedGrant(NamedTuple):
@@ -21,14 +22,24 @@ class ExpectedGrant(NamedTuple):
     nano: int
 
 
-def active_commitments(period: Period, tenant_id: int | None = None) -> QuerySet[Commitment]:
-    """Return the commitments that are active in the period, of one tenant or all.
+def active_commitments(period: Period) -> QuerySet[Commitment]:
+    """Return the commitments of all tenants that are active in the period.
 
     A tenant that was deleted for the whole period has none.
     """
-    rows = Commitment.objects.all_tenants() if tenant_id is None else Commitment.objects.for_tenant(tenant_id)
-    active = rows.filter(Q(last_month="") | Q(last_month__gte=period.label), first_month__lte=period.label)
-    return active.exclude(deleted_throughout(period.starts_at, period.ends_at)).order_by("pk")
+    rows = Commitment.objects.all_tenants().filter(active_in(period.label))
+    return rows.exclude(deleted_throughout(period.starts_at, period.ends_at)).order_by("pk")
+
+
+def commitments_of(period: Period, tenant_id: int) -> list[Commitment]:
+    """Return the commitments of a tenant that are active in the period.
+
+    A tenant that was deleted for the whole period has none.
+    """
+    rows = list(Commitment.objects.for_tenant(tenant_id).filter(active_in(period.label)).order_by("pk"))
+    if rows and was_deleted_throughout(tenant_id, period.starts_at, period.ends_at):
+        return []
+    return rows
 
 
 def granted_commitments(period: Period, tenant_id: int) -> set[int | None]:
@@ -44,7 +55,7 @@ def expected_grants(periods: Iterable[Period], tenant_id: int) -> list[ExpectedG
     grants = []
     for period in periods:
         granted = granted_commitments(period, tenant_id)
-        for row in active_commitments(period, tenant_id):
+        for row in commitments_of(period, tenant_id):
             if row.pk not in granted:
                 nano = row.included_in(period.label)
                 grants.append(ExpectedGrant(row.priority, period.starts_at, period.ends_at, nano))

@@ -11,7 +11,7 @@ from django.db.models.functions import Cast, Coalesce
 
 from billing.currencies.amounts import nano_a_cent
 from billing.ledger.booking import booking, require_bookable
-from billing.ledger.commitments import active_commitments, granted_commitments
+from billing.ledger.commitments import commitments_of, granted_commitments
 from billing.ledger.ledger import PostedEntry, post
 from billing.ledger.open_months import end_after, newest_invoiced_month, require_first_month, require_open_months
 from billing.models import (
@@ -93,7 +93,7 @@ def grant_credit(grant: CreditGrant, source: Account | None = None) -> None:
 
 def grant_commitments(period: Period, tenant_id: int) -> list[Commitment]:
     """Grant the credit of the active commitments in the period, if it is missing. Return the commitments."""
-    active = list(active_commitments(period, tenant_id))
+    active = commitments_of(period, tenant_id)
     if not active:
         return []
     granted = granted_commitments(period, tenant_id)

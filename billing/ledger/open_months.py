@@ -6,6 +6,7 @@ from datetime import date
 from typing import TypeVar
 
 from django.db import connection
+from django.db.models import Q
 
 from billing.models import BillingProfile, Commitment, Invoice, OneOffLine, Period, PriceTerm
 from billing.periods import default_entity
@@ -17,6 +18,11 @@ from tenants.models import Tenant
 R = TypeVar("R", Commitment, OneOffLine, PriceTerm)
 _AUDIT_NAMES = {Commitment: "commitment", OneOffLine: "one_off_line", PriceTerm: "price_term"}
 _OPEN = "SELECT id FROM billing_period WHERE entity_id = %s AND closed_at IS NULL ORDER BY id FOR SHARE"
+
+
+def active_in(month: str) -> Q:
+    """Return the condition that a commitment or price term is active in a month."""
+    return Q(first_month__lte=month) & (Q(last_month="") | Q(last_month__gte=month))
 
 
 def require_open_months(tenant: Tenant, first_month: str, last_month: str, field: str = "first_month") -> None:

@@ -28,23 +28,29 @@ class NotificationKind:
         return not self.roles
 
 
+NOTIFICATION_KINDS: dict[str, NotificationKind] = {}
+
+
+def _declare(name: str, label: Text, roles: frozenset[str], *, is_emailed: bool = False) -> NotificationKind:
+    """Create a kind and add it to `NOTIFICATION_KINDS`."""
+    kind = NOTIFICATION_KINDS[name] = NotificationKind(name, label, roles, is_emailed)
+    return kind
+
+
 _BILLING = frozenset({"owner", "admin", "billing"})
 _TECHNICAL = frozenset({"owner", "admin", "developer"})
-BUDGET_THRESHOLD = NotificationKind(
+BUDGET_THRESHOLD = _declare(
     "budget_threshold", Text("budget usage or forecast passed a threshold"), _BILLING, is_emailed=True
 )
-INVOICE_ISSUED = NotificationKind("invoice_issued", Text("invoice or credit note issued"), _BILLING)
-INVOICE_PAST_DUE = NotificationKind("invoice_past_due", Text("invoice past due"), _BILLING)
-KEY_EXPIRES = NotificationKind("key_expires", Text("API key expires within 7 days"), _TECHNICAL, is_emailed=True)
-WEBHOOK_FAILING = NotificationKind(
+INVOICE_ISSUED = _declare("invoice_issued", Text("invoice or credit note issued"), _BILLING)
+INVOICE_PAST_DUE = _declare("invoice_past_due", Text("invoice past due"), _BILLING)
+KEY_EXPIRES = _declare("key_expires", Text("API key expires within 7 days"), _TECHNICAL, is_emailed=True)
+WEBHOOK_FAILING = _declare(
     "webhook_failing", Text("webhook endpoint failing or disabled"), frozenset({"owner", "admin"}), is_emailed=True
 )
-EXPERIMENT_STOPPED = NotificationKind("experiment_stopped", Text("experiment stopped"), _TECHNICAL)
-POLICY_PUBLISHED = NotificationKind("policy_published", Text("routing policy published by someone else"), _TECHNICAL)
-PRICE_DRAFT = NotificationKind("price_draft", Text("draft price version waits for approval"), frozenset())
-NOTIFICATION_KINDS: Mapping[str, NotificationKind] = {
-    kind.name: kind for kind in tuple(globals().values()) if isinstance(kind, NotificationKind)
-}
+EXPERIMENT_STOPPED = _declare("experiment_stopped", Text("experiment stopped"), _TECHNICAL)
+POLICY_PUBLISHED = _declare("policy_published", Text("routing policy published by someone else"), _TECHNICAL)
+PRICE_DRAFT = _declare("price_draft", Text("draft price version waits for approval"), frozenset())
 
 
 def kinds_of(role: str | None) -> list[NotificationKind]:

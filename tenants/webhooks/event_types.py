@@ -171,83 +171,111 @@ def _currency(payload: Payload) -> str:
     return str(payload.get("currency") or DEFAULT_CURRENCY)
 
 
+EVENT_TYPES: dict[str, EventType[Any]] = {}
+
+
+def _declare(event_type: EventType[D]) -> EventType[D]:
+    """Add a type to `EVENT_TYPES`."""
+    EVENT_TYPES[event_type.name] = event_type
+    return event_type
+
+
 _ALERT = (_alert_severity, _alert_incident, True)
-ALERT_RESOLVED = EventType(
-    "alert.resolved",
-    Text("alert rule resolved"),
-    "the condition of an alert rule is no longer true",
-    AlertData,
-    lambda _, payload: f"Resolved: {payload['summary']}",
-    *_ALERT,
+ALERT_RESOLVED = _declare(
+    EventType(
+        "alert.resolved",
+        Text("alert rule resolved"),
+        "the condition of an alert rule is no longer true",
+        AlertData,
+        lambda _, payload: f"Resolved: {payload['summary']}",
+        *_ALERT,
+    )
 )
-ALERT_TRIGGERED = EventType(
-    "alert.triggered",
-    Text("alert rule triggered"),
-    "the condition of an alert rule becomes true; once until it is resolved",
-    AlertData,
-    lambda _, payload: str(payload["summary"]),
-    *_ALERT,
+ALERT_TRIGGERED = _declare(
+    EventType(
+        "alert.triggered",
+        Text("alert rule triggered"),
+        "the condition of an alert rule becomes true; once until it is resolved",
+        AlertData,
+        lambda _, payload: str(payload["summary"]),
+        *_ALERT,
+    )
 )
-BUDGET_THRESHOLD_REACHED = EventType(
-    "budget.threshold_reached",
-    Text("budget usage or forecast passed a threshold"),
-    "usage, or its forecast, passes a threshold; once in each period",
-    BudgetAlertData,
-    _budget_summary,
-    _budget_severity,
-    # The alerts of one period of a budget belong to one incident.
-    lambda payload: f"millrace-budget-{payload['budget']['id']}-{payload['period_start']}",
-    is_alert=True,
+BUDGET_THRESHOLD_REACHED = _declare(
+    EventType(
+        "budget.threshold_reached",
+        Text("budget usage or forecast passed a threshold"),
+        "usage, or its forecast, passes a threshold; once in each period",
+        BudgetAlertData,
+        _budget_summary,
+        _budget_severity,
+        # The alerts of one period of a budget belong to one incident.
+        lambda payload: f"millrace-budget-{payload['budget']['id']}-{payload['period_start']}",
+        is_alert=True,
+    )
 )
-CREDIT_NOTE_FINALIZED = EventType(
-    "credit_note.finalized",
-    Text("credit note issued"),
-    "a credit note or a cancellation is issued",
-    InvoiceData,
-    _invoice_summary,
+CREDIT_NOTE_FINALIZED = _declare(
+    EventType(
+        "credit_note.finalized",
+        Text("credit note issued"),
+        "a credit note or a cancellation is issued",
+        InvoiceData,
+        _invoice_summary,
+    )
 )
-INVOICE_FINALIZED = EventType(
-    "invoice.finalized", Text("invoice issued"), "an invoice or debit note is issued", InvoiceData, _invoice_summary
+INVOICE_FINALIZED = _declare(
+    EventType(
+        "invoice.finalized", Text("invoice issued"), "an invoice or debit note is issued", InvoiceData, _invoice_summary
+    )
 )
-INVOICE_PAID = EventType(
-    "invoice.paid",
-    Text("invoice fully paid"),
-    "an invoice is fully paid; again if a refund reopened it in between",
-    InvoiceData,
-    _invoice_summary,
+INVOICE_PAID = _declare(
+    EventType(
+        "invoice.paid",
+        Text("invoice fully paid"),
+        "an invoice is fully paid; again if a refund reopened it in between",
+        InvoiceData,
+        _invoice_summary,
+    )
 )
-INVOICE_PAST_DUE = EventType(
-    "invoice.past_due",
-    Text("invoice 1, 8 or 15 days past due"),
-    "an invoice becomes 1, 8 or 15 days past due",
-    PastDueInvoiceData,
-    _invoice_summary,
-    lambda _: "warning",
+INVOICE_PAST_DUE = _declare(
+    EventType(
+        "invoice.past_due",
+        Text("invoice 1, 8 or 15 days past due"),
+        "an invoice becomes 1, 8 or 15 days past due",
+        PastDueInvoiceData,
+        _invoice_summary,
+        lambda _: "warning",
+    )
 )
-INVOICE_VOIDED = EventType(
-    "invoice.voided", Text("invoice voided"), "an operator voids an invoice", VoidedInvoiceData, _invoice_summary
+INVOICE_VOIDED = _declare(
+    EventType(
+        "invoice.voided", Text("invoice voided"), "an operator voids an invoice", VoidedInvoiceData, _invoice_summary
+    )
 )
-INVOICE_WRITTEN_OFF = EventType(
-    "invoice.written_off",
-    Text("invoice written off"),
-    "an operator writes off the unpaid amount of an invoice; again if a refund reopened it in between",
-    WrittenOffInvoiceData,
-    _invoice_summary,
+INVOICE_WRITTEN_OFF = _declare(
+    EventType(
+        "invoice.written_off",
+        Text("invoice written off"),
+        "an operator writes off the unpaid amount of an invoice; again if a refund reopened it in between",
+        WrittenOffInvoiceData,
+        _invoice_summary,
+    )
 )
-PAYMENT_RECORDED = EventType(
-    "payment.recorded",
-    Text("payment or refund recorded"),
-    "a payment or a refund is recorded",
-    PaymentData,
-    lambda _, payload: f"Payment of {dollars(payload['amount_cents'], _currency(payload))} recorded.",
+PAYMENT_RECORDED = _declare(
+    EventType(
+        "payment.recorded",
+        Text("payment or refund recorded"),
+        "a payment or a refund is recorded",
+        PaymentData,
+        lambda _, payload: f"Payment of {dollars(payload['amount_cents'], _currency(payload))} recorded.",
+    )
 )
-WEBHOOK_TEST = EventType(
-    "webhook.test",
-    Text("test event requested"),
-    "a user requests a test: `POST /api/webhooks/{id}/test`",
-    WebhookTestData,
-    lambda _, payload: f"Millrace test: {payload['text']}",
+WEBHOOK_TEST = _declare(
+    EventType(
+        "webhook.test",
+        Text("test event requested"),
+        "a user requests a test: `POST /api/webhooks/{id}/test`",
+        WebhookTestData,
+        lambda _, payload: f"Millrace test: {payload['text']}",
+    )
 )
-EVENT_TYPES: Mapping[str, EventType[Any]] = {
-    event_type.name: event_type for event_type in tuple(globals().values()) if isinstance(event_type, EventType)
-}

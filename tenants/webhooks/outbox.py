@@ -24,12 +24,13 @@ def enqueue(tenant_id: int, event_type: EventType[D], deduplication_key: str, da
     """
     if type(data) is not event_type.data:
         raise TypeError(f"{event_type.name} needs {event_type.data.__name__}, not {type(data).__name__}")
-    event, is_new = WebhookEvent.objects.for_tenant(tenant_id).get_or_create(
-        tenant_id=tenant_id,
-        deduplication_key=deduplication_key,
-        defaults={"event_type": event_type.name, "payload": asdict(data)},
+    new = WebhookEvent(
+        tenant_id=tenant_id, event_type=event_type.name, deduplication_key=deduplication_key, payload=asdict(data)
     )
-    if not is_new:
+    events = WebhookEvent.objects.for_tenant(tenant_id)
+    events.bulk_create([new], ignore_conflicts=True)
+    event = events.filter(public_id=new.public_id).first()  # None: another event has the key
+    if event is None:
         return None
     endpoints = WebhookEndpoint.objects.for_tenant(tenant_id).filter(
         Q(event_types=[]) | Q(event_types__contains=[event_type.name]), active=True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from billing.models import CreditGrant, Invoice, UsageEvent
 from frontend.operator.billing import services
 from tenants import actions
 from tenants.models import Tenant
-from tests.support.frontend.billing_run import LAST, NOW, make_billed_acme, month
+from tests.support.frontend.billing_run import last_month, make_billed_acme, month
 from tests.support.frontend.console import meter
 from tests.support.rows import of, only_project, unscoped
 
@@ -81,7 +82,7 @@ def fill(page: Page, link: str, name: str, submit: str, fields: dict[str, str]) 
 
 
 def bill(tenant: Tenant) -> Invoice:
-    services.draft(month(), NOW)
+    services.draft(month(), datetime.now(UTC))
     (draft,) = of(Invoice, tenant)
     return do_finalize(draft)
 
@@ -90,7 +91,7 @@ def test_a_month_is_drafted_finalized_and_credited(opened: Any) -> None:
     version = of(UsageEvent, make_billed_acme())[0].price_version
     other = actions.do_create_tenant("lab", "Lab")
     key, _ = actions.do_create_api_key(only_project(other), "k")
-    given = {"at": LAST, "project_id": key.project_id, "key_id": key.pk, "price_version": version}
+    given = {"at": last_month(), "project_id": key.project_id, "key_id": key.pk, "price_version": version}
     meter(other, uncached=1_000_001, output=5, **given)
     label = month().label
     page = opened("op@example.com", f"/operator/billing/?month={label}")

@@ -92,6 +92,32 @@ def choose_model(around: Locator, name: str) -> None:
 
 def fill_every_field(page: Page) -> dict[str, Any]:
     """Type into each field of the first rule and of the policy. Return the policy that this is."""
+    first = fill_first_rule(page)
+    page.get_by_role("checkbox", name="Context overflow").uncheck()
+    page.get_by_role("checkbox", name="No token in time").check()
+    page.get_by_text("Limits, long conversations and shadow").click()
+    page.get_by_label("Time to the first token (ms)").fill("2000")
+    page.get_by_label("Fallbacks per request").fill("2")
+    page.get_by_label("Fallbacks per 100 requests").fill("20")
+    page.get_by_label("Conversations that outgrow the context").select_option("summarize")
+    choose_model(page.locator("#summarizer"), SMALL)
+    page.get_by_label("Serve cached answers to similar questions").check()
+    choose_model(page.locator("#shadow"), LARGE)
+    page.get_by_label("Requests with a shadow (%)").fill("25")
+    return {
+        "rules": [first, POLICY["rules"][1]],
+        "fallback_on": ["error", "overload", "timeout"],
+        "first_token_ms": 2000,
+        "retries": {"max_per_request": 2, "max_percent": 20},
+        "context_overflow": "summarize",
+        "summarizer": SMALL,
+        "semantic_cache": True,
+        "shadow": {"model": LARGE, "percent": 25},
+    }
+
+
+def fill_first_rule(page: Page) -> dict[str, Any]:
+    """Type into each field of the first rule. Return the rule that this is."""
     card = rule(page, 1)
     card.get_by_label("Name of the rule").fill("Short questions")
     chip = card.locator(".chip", has_text="prompt tokens")
@@ -119,21 +145,10 @@ def fill_every_field(page: Page) -> dict[str, Any]:
     card.get_by_label("Pattern of the answer").fill("(yes|no)")
     card.get_by_label("Escalations").fill("2")
     page.keyboard.press("Escape")
-    page.get_by_role("checkbox", name="Context overflow").uncheck()
-    page.get_by_role("checkbox", name="No token in time").check()
-    page.get_by_text("Limits, long conversations and shadow").click()
-    page.get_by_label("Time to the first token (ms)").fill("2000")
-    page.get_by_label("Fallbacks per request").fill("2")
-    page.get_by_label("Fallbacks per 100 requests").fill("20")
-    page.get_by_label("Conversations that outgrow the context").select_option("summarize")
-    choose_model(page.locator("#summarizer"), SMALL)
-    page.get_by_label("Serve cached answers to similar questions").check()
-    choose_model(page.locator("#shadow"), LARGE)
-    page.get_by_label("Requests with a shadow (%)").fill("25")
     (key,), project = unscoped(ApiKey).all(), only_project(unscoped(Tenant).get())
     days = ["tue", "wed", "thu", "fri", "sat", "sun"]
     hours = {"start": "07:30", "end": "19:00", "zone": "Europe/Berlin", "days": days}
-    first = {
+    return {
         "name": "Short questions",
         "when": {
             **{"prompt_tokens": {"at_least": 10, "at_most": 900}, "tools": False, "schema": True, "images": False},
@@ -142,16 +157,6 @@ def fill_every_field(page: Page) -> dict[str, Any]:
         },
         "targets": [{"model": SMALL, "weight": 9}, {"model": LARGE, "weight": 0}],
         "escalate": {"on": ["pattern"], "pattern": "(yes|no)", "max": 2},
-    }
-    return {
-        "rules": [first, POLICY["rules"][1]],
-        "fallback_on": ["error", "overload", "timeout"],
-        "first_token_ms": 2000,
-        "retries": {"max_per_request": 2, "max_percent": 20},
-        "context_overflow": "summarize",
-        "summarizer": SMALL,
-        "semantic_cache": True,
-        "shadow": {"model": LARGE, "percent": 25},
     }
 
 

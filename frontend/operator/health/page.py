@@ -40,6 +40,7 @@ _SCREENS: dict[IssueType, tuple[str, str]] = {
     IssueType.PRICE: (_lazy("Price book"), "operator-prices"),
     IssueType.QUEUE: (_lazy("Fleet"), "operator-fleet"),
     IssueType.REPLICA: (_lazy("Workers"), "operator-models"),
+    IssueType.SCHEDULED_PRICES: (_lazy("Price book"), "operator-prices"),
     IssueType.UNPRICED: (_lazy("Price book"), "operator-prices"),
     IssueType.UPSTREAM: (_lazy("Deployments"), "operator-deployments"),
     IssueType.UPSTREAM_PAUSE: (_lazy("Deployments"), "operator-deployments"),

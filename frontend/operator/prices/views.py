@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -326,19 +326,14 @@ def publish_as_sole_operator(ctx: PageContext) -> HttpResponse:
 def cancel(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         header, row = detail.header(ctx), detail.version_of(ctx)
-    return form_view(
+    return _end_version(
         ctx,
-        _("Cancel %(version)s") % {"version": in_sentence(header["heading"])},
-        Form(bound_data(ctx)),
-        lambda _: do_cancel_prices(row, by=ctx.user),
+        row,
+        do_cancel_prices,
+        title=_("Cancel %(version)s") % {"version": in_sentence(header["heading"])},
         submit=_("Cancel prices"),
-        back=ctx.url("operator-prices-detail", row.pk),
-        message=lambda made: (
-            _("Version %(number)s of %(book)s was cancelled.") % {"number": made.number, "book": made.book}
-        ),
-        breadcrumbs=(_book(ctx),),
+        message=_("Version %(number)s of %(book)s was cancelled.") % {"number": row.number, "book": row.book},
         effect=_("These prices never take effect. They can be copied to a new draft."),
-        danger=True,
     )
 
 
@@ -346,16 +341,38 @@ def cancel(ctx: PageContext) -> HttpResponse:
 def discard(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         row = detail.version_of(ctx)
+    return _end_version(
+        ctx,
+        row,
+        do_discard_prices,
+        title=_("Discard draft %(number)s") % {"number": row.pk},
+        submit=_("Discard"),
+        message=_("Draft %(number)s was discarded.") % {"number": row.pk},
+        effect=_("The draft stays readable and can be copied to a new draft. It can no longer be published."),
+    )
+
+
+def _end_version(
+    ctx: PageContext,
+    row: PriceVersion,
+    action: Callable[..., PriceVersion],
+    *,
+    title: str,
+    submit: str,
+    message: str,
+    effect: str,
+) -> HttpResponse:
+    """End a version that has not taken effect, after a confirmation."""
     return form_view(
         ctx,
-        _("Discard draft %(number)s") % {"number": row.pk},
+        title,
         Form(bound_data(ctx)),
-        lambda _: do_discard_prices(row, by=ctx.user),
-        submit=_("Discard"),
+        lambda _: action(row, by=ctx.user),
+        submit=submit,
         back=ctx.url("operator-prices-detail", row.pk),
-        message=lambda _done: _("Draft %(number)s was discarded.") % {"number": row.pk},
+        message=lambda _done: message,
         breadcrumbs=(_book(ctx),),
-        effect=_("The draft stays readable and can be copied to a new draft. It can no longer be published."),
+        effect=effect,
         danger=True,
     )
 

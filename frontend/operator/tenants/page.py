@@ -11,6 +11,7 @@ from typing import Any
 from django.db.models import Q
 
 from billing.currencies.amounts import DEFAULT_CURRENCY
+from billing.ledger.open_months import active_in
 from billing.metering.usage import this_month
 from billing.models import Commitment, PriceBook, PriceBookAssignment
 from billing.pricing.currencies import dollar_rates
@@ -197,7 +198,7 @@ def _tenant_rows(ctx: PageContext) -> list[TenantAdminRow]:
 def commitments(now: datetime) -> Mapping[int, list[str]]:
     """Return the names of this month's commitments by tenant."""
     month = f"{now:%Y-%m}"
-    rows = Commitment.objects.all_tenants().filter(Q(last_month="") | Q(last_month__gte=month), first_month__lte=month)
+    rows = Commitment.objects.all_tenants().filter(active_in(month))
     found: dict[int, list[str]] = defaultdict(list)
     for tenant, name in rows.order_by("pk").values_list("tenant_id", "name"):
         found[tenant].append(name)

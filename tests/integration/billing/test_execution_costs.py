@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -14,18 +15,18 @@ from billing.metering.settler import Settler
 from billing.models import Adjustment, DailyCost, ExecutionCost, UsageEvent
 from inference_worker.contract.messages import ExecutionUsage
 from tests.support.billing.books import dollars, rate_card
-from tests.support.billing.execution_costs import AT, FULL, PAID, PRICE, cost_card, settle_all
+from tests.support.billing.execution_costs import FULL, PAID, PRICE, cost_card, settle_all
 from tests.support.billing.settlers import quarantined
 from tests.support.rows import unscoped
 
 
 @pytest.fixture
 def upstream(table: None, event: Callable[..., ExecutionUsage]) -> Callable[..., ExecutionUsage]:
-    version = rate_card()
+    version, at = rate_card(), datetime.now(UTC)
     cost_card()
 
     def make(**changes: Any) -> ExecutionUsage:
-        given = {"at": AT, "usage_source": "upstream", "price_version": version, "credential": 7, **FULL}
+        given = {"at": at, "usage_source": "upstream", "price_version": version, "credential": 7, **FULL}
         return event(**(given | changes))
 
     return make
@@ -59,7 +60,8 @@ def test_completed_cancelled_and_failed_executions_have_costs(upstream: Callable
         *("upstream", "estimated", "upstream", "upstream")
     ]
     (day,) = unscoped(DailyCost).all()
-    assert (day.day, day.tenant_id, day.credential_id, day.executions, day.estimated) == (AT.date(), 1, 7, 3, 1)
+    assert (day.tenant_id, day.credential_id, day.executions, day.estimated) == (1, 7, 3, 1)
+    assert day.day == rows["a"].admitted_at.date()
     assert day.failed_femto == PAID
     assert_daily_sums()
 

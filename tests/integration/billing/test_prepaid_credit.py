@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date
+from datetime import UTC, date, datetime
 
 import facturx
 import pytest
@@ -31,7 +31,7 @@ from tests.support.billing.books import (
     take_back,
 )
 from tests.support.billing.invoice_forms import attached, document_of, failed_rules, failed_ubl_rules, furnish
-from tests.support.billing.prepaid_credit import CENT, MULTI, NOW, SINGLE, bill, change_entity, pay
+from tests.support.billing.prepaid_credit import CENT, MULTI, SINGLE, bill, change_entity, pay
 from tests.support.rows import unscoped
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("in_november"), pytest.mark.acme(months=True)]
@@ -164,7 +164,7 @@ def test_payments_first_fill_deposits_that_a_refund_made_negative(acme):
     """Earlier releases granted prepaid credit from deposits without a purchase that could become outstanding."""
     pay(5_000)
     with booking(acme.pk):
-        grant_credit(CreditGrant(tenant=acme, grant_type="prepaid", nano=5_000 * CENT, starts_at=NOW))
+        grant_credit(CreditGrant(tenant=acme, grant_type="prepaid", nano=5_000 * CENT, starts_at=datetime.now(UTC)))
     pay(-5_000, "r1", tenant="", refund_of="p1")
     assert on(Account.DEPOSITS, acme) == 5_000
     pay(3_000, "p2", as_credit=True)
@@ -255,7 +255,7 @@ def test_the_tax_is_also_in_the_currency_of_the_sellers_returns(acme):
     assert not unscoped(Invoice).all()
     do_add_exchange_rate(currency="EUR", on=date(2026, 1, 1), micro_per_usd=900_000)
     pay(11_900, as_credit=True)
-    do_add_exchange_rate(currency="EUR", on=NOW.date(), micro_per_usd=500_000)
+    do_add_exchange_rate(currency="EUR", on=datetime.now(UTC).date(), micro_per_usd=500_000)
     pay(-5_950, "r1", refund_of="p1")
     for row, euros in zip(sorted(unscoped(Invoice).all(), key=lambda row: row.pk), ("17.10", "8.55"), strict=True):
         _, xml = attached(row)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from django.test import Client
@@ -23,7 +23,7 @@ from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant, User
 from tests.support.billing import stripe_events as stripe
 from tests.support.billing.invoice_forms import furnish
-from tests.support.billing.prepaid_credit import NOW, bill, pay
+from tests.support.billing.prepaid_credit import bill, pay
 from tests.support.frontend.console import remembered
 from tests.support.rows import unscoped
 from tests.support.tenants.management_api import by_person
@@ -199,7 +199,7 @@ def test_an_unreachable_provider_fails_after_a_day(acme, fake_stripe):
     assert do_top_up_all() == 0
     assert unscoped(TopUp).get().state == "pending"
     fake_stripe.failure = None
-    assert do_top_up_all(NOW + timedelta(days=2)) == 1
+    assert do_top_up_all(datetime.now(UTC) + timedelta(days=2)) == 1
     assert [row.state for row in unscoped(TopUp).all()] == ["failed", "succeeded"]
     assert len({key for _, _, key in fake_stripe.requests}) == 2
 

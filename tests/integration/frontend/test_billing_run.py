@@ -32,7 +32,7 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import AuditEntry, Tenant, User
 from tests.support.billing.euros import bill_in_euros
-from tests.support.frontend.billing_run import LAST, NOW, month, only, use_last_month
+from tests.support.frontend.billing_run import last_month, month, only, today, use_last_month
 from tests.support.frontend.console import PASSWORD, remembered
 from tests.support.rows import unscoped
 
@@ -112,7 +112,7 @@ def test_all_drafts_are_finalized_and_failing_ones_are_named(
 @pytest.mark.django_db
 def test_a_payment_is_recorded_once_for_its_reference(operator: Client, acme: Tenant) -> None:
     bill = final(operator)
-    fields = {"amount": "1.50", "reference": "b-1", "received_on": f"{NOW:%Y-%m-%d}", "typed": bill.number}
+    fields = {"amount": "1.50", "reference": "b-1", "received_on": today(), "typed": bill.number}
     for _ in range(2):
         send(operator, f"/operator/billing/{bill.pk}/payment", **fields)
     (paid,) = unscoped(Payment).filter()
@@ -155,7 +155,7 @@ def globex(acme: Tenant) -> Tenant:
     """A tenant that is billed in EUR, with a support fee in the previous month."""
     tenant = actions.do_create_tenant("globex", "Globex")
     bill_in_euros(tenant)
-    do_add_one_off_line(tenant, month=f"{LAST:%Y-%m}", description="Support", cents=100_000)
+    do_add_one_off_line(tenant, month=f"{last_month():%Y-%m}", description="Support", cents=100_000)
     return tenant
 
 
@@ -194,7 +194,7 @@ def test_forms_accept_the_decimals_of_the_currency(operator: Client, acme: Tenan
     """The form of a payment starts with the balance due, 2,000 minor units."""
     tenant = actions.do_create_tenant("globex", "Globex")
     bill_in_euros(tenant, currency)
-    do_add_one_off_line(tenant, month=f"{LAST:%Y-%m}", description="Support", cents=2000)
+    do_add_one_off_line(tenant, month=f"{last_month():%Y-%m}", description="Support", cents=2000)
     drafted(operator)
     (bill,) = unscoped(Invoice).filter(tenant=tenant)
     send(operator, f"/operator/billing/{bill.pk}/finalize", typed="globex")
@@ -202,7 +202,7 @@ def test_forms_accept_the_decimals_of_the_currency(operator: Client, acme: Tenan
     url = f"/operator/billing/{bill.pk}"
     owed = {"JPY": 'value="2000"', "KWD": 'value="2.000"'}
     assert owed[currency] in operator.get(f"{url}/payment").content.decode()
-    fields = {"amount": refused, "reference": "b-1", "received_on": f"{NOW:%Y-%m-%d}", "typed": bill.number}
+    fields = {"amount": refused, "reference": "b-1", "received_on": today(), "typed": bill.number}
     assert "decimal" in send(operator, f"{url}/payment", 422, **fields)
     send(operator, f"{url}/payment", **fields | {"amount": amount})
     assert unscoped(Payment).get().cents == cents
@@ -225,7 +225,7 @@ def test_a_payment_is_refused_if_the_tenant_has_another_currency(operator: Clien
     (euros,) = unscoped(Invoice).filter(tenant=globex)
     with all_tenants_scope(BypassReason.PRICES):
         PriceBookAssignment.objects.for_tenant(globex).delete()
-    fields = {"amount": "1.50", "reference": "b-1", "received_on": f"{NOW:%Y-%m-%d}", "typed": euros.number}
+    fields = {"amount": "1.50", "reference": "b-1", "received_on": today(), "typed": euros.number}
     assert "is in EUR, but globex is billed in USD" in send(
         operator, f"/operator/billing/{euros.pk}/payment", 422, **fields
     )
@@ -324,9 +324,9 @@ def test_the_current_month_equals_its_later_draft(client: Client, acme: Tenant) 
     from billing.invoicing.drafts import do_draft
     from billing.ledger.credits import do_commit, do_grant_credit
 
-    do_grant_credit(acme, CreditGrant.GrantType.PROMOTIONAL, 10**9, starts_at=LAST, note="Gift")
-    do_commit(acme, "Base", fee=1000, included_nano=2 * 10**9, first_month=f"{LAST:%Y-%m}")
-    found = preview(acme, LAST)
+    do_grant_credit(acme, CreditGrant.GrantType.PROMOTIONAL, 10**9, starts_at=last_month(), note="Gift")
+    do_commit(acme, "Base", fee=1000, included_nano=2 * 10**9, first_month=f"{last_month():%Y-%m}")
+    found = preview(acme, last_month())
     assert found is not None
     shown, lines = found
     assert not unscoped(Invoice).filter() and len(unscoped(CreditGrant).filter()) == 1  # nothing was written
@@ -395,7 +395,7 @@ def test_an_invoice_that_differs_from_its_usage_has_a_warning(operator: Client, 
     page = operator.get(f"/operator/billing/{bill.pk}/panels/check").content.decode()
     assert "Usage and billing differ" in page
     assert "Raw usage differs" in page
-    compared = operator.get(f"/operator/billing/panels/comparison?month={LAST:%Y-%m}").content.decode()
+    compared = operator.get(f"/operator/billing/panels/comparison?month={last_month():%Y-%m}").content.decode()
     assert "0 of 1 invoice match" in compared
     assert str(bill.number) in compared
 

@@ -20,7 +20,7 @@ from tenants.actions import do_create_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant, User
-from tests.support.billing.execution_costs import AT, FULL, PAID, PRICE, cost_card, settle_all
+from tests.support.billing.execution_costs import FULL, PAID, PRICE, cost_card, settle_all
 from tests.support.billing.usage_events import make_event
 from tests.support.frontend.console import remembered
 from tests.support.rows import unscoped
@@ -38,7 +38,7 @@ def operator(client: Client) -> Client:
 def test_the_margin_screen_shows_the_sums_of_its_export(operator: Client, tenant: Tenant) -> None:
     other, version = do_create_tenant("other", "Other"), unscoped(CompiledRateCard).get().pk
     cost_card()
-    given = {"at": AT, "price_version": version, "usage_source": "upstream", **FULL}
+    given = {"at": datetime.now(UTC), "price_version": version, "usage_source": "upstream", **FULL}
     settle_all(
         make_event(tenant_id=tenant.pk, **given),
         make_event(tenant_id=tenant.pk, **(given | {"reserved_nano": PRICE // 2 // 10**6})),
@@ -90,14 +90,15 @@ def figure(page: str, label: str) -> str:
 
 def test_revenue_is_all_billed_usage_and_costs_are_set_on_the_page(operator: Client, tenant: Tenant) -> None:
     version = unscoped(CompiledRateCard).get().pk
-    given = {"at": AT, "tenant_id": tenant.pk, "price_version": version, **FULL}
+    first = datetime.now(UTC)
+    given = {"at": first, "tenant_id": tenant.pk, "price_version": version, **FULL}
     settle_all(make_event(**given), make_event(**given))
     rollups.build()
-    url, month = "/operator/margin/", f"{AT:%b %Y}"
+    url, month = "/operator/margin/", f"{first:%b %Y}"
     billed = Money(2 * PRICE, "USD").text
     page = operator.get(url).content.decode()
     assert month in page
-    assert f"{AT:%Y-%m}</a>" not in page
+    assert f"{first:%Y-%m}</a>" not in page
     assert (figure(page, "Revenue"), figure(page, "No cost known"), figure(page, "Margin")) == (billed, billed, "$0.00")
     assert "100.0% of revenue" in page
     assert 'data-label="Cost"><span class="cell-lines"><span class="badge warn">No cost known</span>' in page
@@ -128,7 +129,7 @@ def test_revenue_is_all_billed_usage_and_costs_are_set_on_the_page(operator: Cli
     assert Decimal(row["cost_usd"]).scaleb(15) == PAID
     assert Decimal(row["revenue_usd"]).scaleb(15) == 3 * PRICE
 
-    early = {"at": AT, "tenant_id": tenant.pk, "price_version": version, "request_id": "req_early"}
+    early = {"at": first, "tenant_id": tenant.pk, "price_version": version, "request_id": "req_early"}
     settle_all(make_event(**early))  # before the card, within its reservation
     rollups.build()
     page = re.sub(r"<[^>]+>", "", operator.get(f"{url}?month={at:%Y-%m}").content.decode())

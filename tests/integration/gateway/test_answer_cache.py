@@ -13,16 +13,8 @@ import pytest
 import pytest_asyncio
 import redis.asyncio as redis
 
-from inference_worker.contract.messages import (
-    USAGE_STREAM,
-    End,
-    ExecutionUsage,
-    Failed,
-    Finished,
-    Tokens,
-    decode_usage,
-)
-from inference_worker.contract.request import SamplingParams, ServiceClass, TokenCounts, TokenLogprobs
+from inference_worker.contract.messages import End, Failed, Finished, Tokens
+from inference_worker.contract.request import ServiceClass, TokenCounts, TokenLogprobs
 from millrace.apps.answer_caches.answer_keys import answer_key, index_key
 from millrace.gateway.answer_cache import answer_store
 from millrace.gateway.answer_cache.answer_cache import DIRECTIVES, UNPRICED, read_directives
@@ -30,102 +22,20 @@ from millrace.gateway.answer_cache.answer_store import AnswerStore
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.dispatch.answer_lookup import AnswerLookup
 from millrace.gateway.dispatch.monitor import DispatchMonitor
-from millrace.gateway.lifecycle.active_request import ActiveRequest
 from millrace.gateway.protocols.anthropic import messages
 from millrace.gateway.protocols.openai import chat, completions
 from millrace.gateway.protocols.responses import body
 from tenants.keys.snapshot import ApiKeySnapshot, LimitSetSnapshot, LimitSnapshot
-from tests.support.gateway.inference_requests import make_request
+from tests.support.gateway.answer_caches import USAGE, AnswerCacheClient, make_key
 from tests.support.gateway.replica import Replica
 from tests.support.gateway.service_gates import Gate, serving
-from tests.support.gateway.services import recorded
 from tests.support.waiting import eventually_async
 
-PROMPT = (1, 2, 3)
-USAGE = TokenCounts(uncached=3, output=2)
 HIT = TokenCounts(answer_hit_input=3, answer_hit_output=2)
 
 
-def make_key(tenant: int = 1, **fields: Any) -> ApiKeySnapshot:
-    limits = LimitSnapshot((LimitSetSnapshot(1, "key", requests_per_day=1000, tokens_per_day=1000),))
-    key = ApiKeySnapshot(1, tenant, 1, ("inference",), None, None, False, False, limits, 1)
-    return msgspec.structs.replace(key, **{"answer_cache_seconds": 60, **fields})
-
-
-class Client:
-    """Requests to one gateway, and the replica that runs them."""
-
-    def __init__(self, gate: Gate, replica: Replica) -> None:
-        self.gate, self.replica = gate, replica
-
-    async def begin(
-        self,
-        key: ApiKeySnapshot | None = None,
-        *directives: str,
-        prompt: tuple[int, ...] = PROMPT,
-        service_class: ServiceClass = ServiceClass.DEFAULT,
-        dialect: str = completions.DIALECT,
-        **sampling: Any,
-    ) -> ActiveRequest:
-        self.gate.count += 1
-        params = SamplingParams(**{"temperature": 0.0, **sampling})
-        request = make_request(
-            "a", list(prompt), params, 20, cache_directives=frozenset(directives), service_class=service_class
-        )
-        return await self.gate.service.begin(key or make_key(), request, dialect, f"req_{self.gate.count}")
-
-    async def run(self, call: ActiveRequest, text: str = "Hello") -> None:
-        """Compute the request's answer, as a worker does."""
-        await self.claim(call)
-        await self.replica.send(
-            Tokens(call.request_id, 1, 0, [5], text, prompt=TokenCounts(uncached=3)),
-            Tokens(call.request_id, 1, 1, [6], " there"),
-            End(call.request_id, 1, 2, "stop", None, USAGE),
-        )
-
-    async def claim(self, call: ActiveRequest) -> None:
-        async def is_claimed() -> bool:
-            return await self.replica.claim(call.request_id)
-
-        await eventually_async(is_claimed)
-
-    async def answer(self, call: ActiveRequest) -> str:
-        """Return the answer that the client receives, and release the request."""
-        async with asyncio.timeout(30):
-            events = [event async for event in self.gate.service.events(call)]
-        assert isinstance(events[-1], End)
-        assert [event.seq for event in events] == sorted(event.seq for event in events)
-        await self.release(call)
-        return "".join(event.text for event in events if isinstance(event, Tokens))
-
-    async def release(self, call: ActiveRequest) -> None:
-        self.gate.service.release(call)
-        while self.gate.service._background:
-            await asyncio.gather(*self.gate.service._background)
-
-    async def answer_of_run(self, call: ActiveRequest, text: str = "Hello") -> str:
-        await self.run(call, text)
-        return await self.answer(call)
-
-    async def hits(self) -> list[ExecutionUsage]:
-        """Return the usage events of this gateway."""
-        entries = await self.gate.broker.xrange(USAGE_STREAM)
-        return [decode_usage(fields[b"e"]) for _, fields in entries]
-
-    def layer(self, call: ActiveRequest) -> str:
-        return "" if call.execution.answer is None else call.execution.answer.layer
-
-    def origin(self, call: ActiveRequest) -> tuple[str, str]:
-        """Return the layer of the answer, as in the request log, and the request that it is from."""
-        answer = call.execution.answer
-        return call.execution.cache_layer, "" if answer is None else answer.source
-
-    def note(self, call: ActiveRequest) -> dict[str, Any]:
-        return dict(recorded(call)["answer_cache"])
-
-
 @pytest_asyncio.fixture
-async def client(broker: redis.Redis) -> AsyncIterator[Client]:
+async def client(broker: redis.Redis) -> AsyncIterator[AnswerCacheClient]:
     gate = Gate(broker)
     monitor = DispatchMonitor(gate.dispatcher)
     await gate.dispatcher.start()
@@ -136,14 +46,14 @@ async def client(broker: redis.Redis) -> AsyncIterator[Client]:
         return await serving(gate, "a")
 
     await eventually_async(is_serving)
-    yield Client(gate, replica)
+    yield AnswerCacheClient(gate, replica)
     replica.stall()
     await gate.service.drain()
     await monitor.stop()
     await gate.dispatcher.stop()
 
 
-async def test_an_equal_request_is_a_hit_that_is_billed_once_by_its_components(client: Client) -> None:
+async def test_an_equal_request_is_a_hit_that_is_billed_once_by_its_components(client: AnswerCacheClient) -> None:
     first = await client.begin()
     assert await client.answer_of_run(first) == "Hello there"
     assert client.note(first) == {"miss": "not_cached"}
@@ -166,7 +76,7 @@ async def test_an_equal_request_is_a_hit_that_is_billed_once_by_its_components(c
     assert (await client.gate.left(make_key()))[1] == str(1000 - 5)
 
 
-async def test_a_hit_reports_the_prompt_as_cached(client: Client) -> None:
+async def test_a_hit_reports_the_prompt_as_cached(client: AnswerCacheClient) -> None:
     await client.answer_of_run(await client.begin())
     hit = await client.begin()
     events = [event async for event in client.gate.service.events(hit)]
@@ -189,7 +99,9 @@ async def test_a_hit_reports_the_prompt_as_cached(client: Client) -> None:
     ],
     ids=["prompt", "stop", "n", "tenant", "off", "sampled"],
 )
-async def test_other_requests_are_not_hits(client: Client, key: ApiKeySnapshot, other: dict[str, Any]) -> None:
+async def test_other_requests_are_not_hits(
+    client: AnswerCacheClient, key: ApiKeySnapshot, other: dict[str, Any]
+) -> None:
     await client.answer_of_run(await client.begin())
     call = await client.begin(key, **other)
     assert client.layer(call) == ""
@@ -197,7 +109,7 @@ async def test_other_requests_are_not_hits(client: Client, key: ApiKeySnapshot, 
     assert await client.hits() == []
 
 
-async def test_sampled_answers_are_cached_if_the_tenant_chose_so(client: Client) -> None:
+async def test_sampled_answers_are_cached_if_the_tenant_chose_so(client: AnswerCacheClient) -> None:
     key = make_key(answer_cache_sampled=True)
     await client.answer_of_run(await client.begin(key, temperature=0.7))
     hit = await client.begin(key, temperature=0.7)
@@ -206,7 +118,7 @@ async def test_sampled_answers_are_cached_if_the_tenant_chose_so(client: Client)
 
 
 async def test_the_answer_of_a_batch_is_stored_if_only_other_classes_have_prices_of_hits(
-    client: Client, monkeypatch: pytest.MonkeyPatch
+    client: AnswerCacheClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reason = "millrace.gateway.answer_cache.answer_cache._miss_reason"
     monkeypatch.setattr(reason, lambda execution, *_: UNPRICED if execution.batch else "")
@@ -219,14 +131,14 @@ async def test_the_answer_of_a_batch_is_stored_if_only_other_classes_have_prices
     assert await client.answer(hit) == "Hello there"
 
 
-async def test_a_seed_does_not_matter_without_sampling(client: Client) -> None:
+async def test_a_seed_does_not_matter_without_sampling(client: AnswerCacheClient) -> None:
     await client.answer_of_run(await client.begin(seed=1))
     hit = await client.begin(seed=2)
     assert client.layer(hit) == "exact"
     await client.answer(hit)
 
 
-async def test_the_client_controls_the_cache(client: Client) -> None:
+async def test_the_client_controls_the_cache(client: AnswerCacheClient) -> None:
     with pytest.raises(ApiError) as exc_info:
         await client.begin(make_key(), "only-if-cached")
     assert (exc_info.value.code, exc_info.value.status) == ("not_cached", 412)
@@ -241,7 +153,9 @@ async def test_the_client_controls_the_cache(client: Client) -> None:
 
 
 @pytest.mark.parametrize("has_scope", [False, True])
-async def test_only_a_key_with_the_scope_replaces_the_answer_of_others(client: Client, has_scope: bool) -> None:
+async def test_only_a_key_with_the_scope_replaces_the_answer_of_others(
+    client: AnswerCacheClient, has_scope: bool
+) -> None:
     """All combinations of directives, with and without sampling."""
     key = make_key(answer_cache_sampled=True, scopes=("inference", "cache") if has_scope else ("inference",))
     for number, (*chosen, temperature) in enumerate(product((False, True), (False, True), (False, True), (0.0, 0.7))):
@@ -268,7 +182,7 @@ async def test_only_a_key_with_the_scope_replaces_the_answer_of_others(client: C
         assert await client.answer(await client.begin(others, **options)) == expected, directives
 
 
-async def test_a_key_without_the_scope_stores_no_computed_answer(client: Client) -> None:
+async def test_a_key_without_the_scope_stores_no_computed_answer(client: AnswerCacheClient) -> None:
     """So it cannot compute samples until it likes one."""
     await client.answer_of_run(await client.begin(make_key(), "no-cache"))
     again = await client.begin()
@@ -283,7 +197,7 @@ def test_directives_are_read_from_the_header() -> None:
         read_directives(b"max-age=0")
 
 
-async def test_a_cached_answer_is_served_while_no_replica_is_ready(client: Client) -> None:
+async def test_a_cached_answer_is_served_while_no_replica_is_ready(client: AnswerCacheClient) -> None:
     await client.answer_of_run(await client.begin())
     client.replica.stall()
     client.gate.dispatcher.replicas._replicas.clear()
@@ -293,7 +207,7 @@ async def test_a_cached_answer_is_served_while_no_replica_is_ready(client: Clien
     assert exc_info.value.code == "model_loading"
 
 
-async def test_equal_concurrent_requests_run_once(client: Client) -> None:
+async def test_equal_concurrent_requests_run_once(client: AnswerCacheClient) -> None:
     leader = await client.begin()
     followers = [await client.begin() for _ in range(3)]
     assert [client.layer(each) for each in (leader, *followers)] == ["", *["single_flight"] * 3]
@@ -310,7 +224,7 @@ async def test_equal_concurrent_requests_run_once(client: Client) -> None:
     await client.answer(later)
 
 
-async def test_a_follower_replaces_a_leader_that_fails(client: Client) -> None:
+async def test_a_follower_replaces_a_leader_that_fails(client: AnswerCacheClient) -> None:
     """The client receives no part of the answer twice."""
     leader = await client.begin()
     followers = [await client.begin() for _ in range(2)]
@@ -350,7 +264,7 @@ async def test_a_follower_replaces_a_leader_that_fails(client: Client) -> None:
     assert await client.answer(hit) == "Hello there"
 
 
-async def test_an_answer_that_differs_after_its_leader_failed_is_an_error(client: Client) -> None:
+async def test_an_answer_that_differs_after_its_leader_failed_is_an_error(client: AnswerCacheClient) -> None:
     leader, follower = await client.begin(), await client.begin()
     await client.claim(leader)
     stream = client.gate.service.events(follower)
@@ -369,7 +283,7 @@ async def test_an_answer_that_differs_after_its_leader_failed_is_an_error(client
         client.gate.service.release(each)
 
 
-async def test_a_follower_whose_client_leaves_pays_for_what_it_received(client: Client) -> None:
+async def test_a_follower_whose_client_leaves_pays_for_what_it_received(client: AnswerCacheClient) -> None:
     leader, reader, waiting = [await client.begin() for _ in range(3)]
     await client.claim(leader)
     await client.replica.send(Tokens(leader.request_id, 1, 0, [5], "Hel"))
@@ -387,7 +301,7 @@ async def test_a_follower_whose_client_leaves_pays_for_what_it_received(client: 
     assert await client.answer(leader) == "Hello"
 
 
-async def test_a_leader_that_was_never_sent_is_replaced(client: Client, broker: redis.Redis) -> None:
+async def test_a_leader_that_was_never_sent_is_replaced(client: AnswerCacheClient, broker: redis.Redis) -> None:
     """Its gateway was killed: neither its claim nor its stream exists."""
     other = AnswerStore(broker, "secret", 60)
     call = await client.begin(prompt=(7, 7))
@@ -402,7 +316,7 @@ async def test_a_leader_that_was_never_sent_is_replaced(client: Client, broker: 
     assert client.note(follower) == {"miss": "leader_failed"}
 
 
-async def test_a_cancelled_answer_is_not_stored(client: Client) -> None:
+async def test_a_cancelled_answer_is_not_stored(client: AnswerCacheClient) -> None:
     call = await client.begin()
     await client.claim(call)
     await client.replica.send(
@@ -418,7 +332,9 @@ async def test_a_cancelled_answer_is_not_stored(client: Client) -> None:
 
 @pytest.mark.parametrize("dialect", [chat.DIALECT, completions.DIALECT, messages.DIALECT, body.DIALECT])
 @pytest.mark.parametrize("follows", [False, True])
-async def test_an_answer_that_may_not_be_kept_is_not_stored(client: Client, dialect: str, follows: bool) -> None:
+async def test_an_answer_that_may_not_be_kept_is_not_stored(
+    client: AnswerCacheClient, dialect: str, follows: bool
+) -> None:
     """A request that follows the computing one receives the same answer. The next one is computed."""
     unkept = [(" ", "stop", "", "stop"), ("No", "content_filter", "I", "stop"), ("I", "stop", "No", "content_filter")]
     for number, (first, first_reason, second, second_reason) in enumerate(unkept):
@@ -440,7 +356,7 @@ async def test_an_answer_that_may_not_be_kept_is_not_stored(client: Client, dial
             await client.begin(make_key(), "only-if-cached", dialect=dialect, prompt=(number,), n=2)
 
 
-async def test_the_flight_of_a_rejected_request_ends(client: Client) -> None:
+async def test_the_flight_of_a_rejected_request_ends(client: AnswerCacheClient) -> None:
     """The next equal request must not wait for a request that was rejected."""
     registry = client.gate.dispatcher.replicas
     replicas, registry._replicas = registry._replicas, {}
@@ -454,7 +370,7 @@ async def test_the_flight_of_a_rejected_request_ends(client: Client) -> None:
 
 
 async def test_a_follower_of_a_leader_that_leaves_the_queue_runs_at_once(
-    client: Client, monkeypatch: pytest.MonkeyPatch
+    client: AnswerCacheClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client.gate.dispatcher.placement, "choose", lambda _: None)  # no replica has capacity
     leader, follower = await client.begin(), await client.begin()
@@ -483,7 +399,7 @@ async def test_a_sequence_that_a_client_has_received_is_not_repeated() -> None:
     assert lookup.accept(msgspec.structs.replace(finished, index=1)) is not None
 
 
-async def test_a_follower_that_no_client_can_resume_ends_at_once(client: Client) -> None:
+async def test_a_follower_that_no_client_can_resume_ends_at_once(client: AnswerCacheClient) -> None:
     leader, follower = await client.begin(), await client.begin()
     await client.claim(leader)
     client.gate.service.release(follower, is_returning=True)
@@ -494,7 +410,7 @@ async def test_a_follower_that_no_client_can_resume_ends_at_once(client: Client)
     await client.answer(leader)
 
 
-async def test_a_follower_fails_at_its_deadline(client: Client) -> None:
+async def test_a_follower_fails_at_its_deadline(client: AnswerCacheClient) -> None:
     leader, follower = await client.begin(), await client.begin()
     job = follower.execution.job
     follower.execution.job = msgspec.structs.replace(job, deadline=job.deadline - 1000)
@@ -507,7 +423,7 @@ async def test_a_follower_fails_at_its_deadline(client: Client) -> None:
 
 
 async def test_the_slots_of_a_follower_are_returned_although_valkey_rejects_its_usage(
-    client: Client, monkeypatch: pytest.MonkeyPatch
+    client: AnswerCacheClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leader, follower = await client.begin(), await client.begin()
     await client.claim(leader)
@@ -524,7 +440,7 @@ async def test_the_slots_of_a_follower_are_returned_although_valkey_rejects_its_
     await client.answer(leader)
 
 
-async def test_a_hit_has_no_drafts(client: Client) -> None:
+async def test_a_hit_has_no_drafts(client: AnswerCacheClient) -> None:
     """The drafts belong to the execution that computed the answer."""
     call = await client.begin()
     await client.claim(call)
@@ -539,7 +455,9 @@ async def test_a_hit_has_no_drafts(client: Client) -> None:
     await client.release(hit)
 
 
-async def test_nothing_is_billed_if_a_hit_cannot_be_recorded(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_is_billed_if_a_hit_cannot_be_recorded(
+    client: AnswerCacheClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await client.answer_of_run(await client.begin())
 
     async def unreachable(*_: Any) -> None:
@@ -554,7 +472,7 @@ async def test_nothing_is_billed_if_a_hit_cannot_be_recorded(client: Client, mon
 
 
 async def test_stored_answers_are_encrypted_and_bounded(
-    client: Client, broker: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    client: AnswerCacheClient, broker: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(answer_store, "MAX_TENANT_ANSWERS", 2)
     calls = [await client.begin(prompt=(number,)) for number in (1, 2, 3)]
@@ -577,7 +495,7 @@ async def test_stored_answers_are_encrypted_and_bounded(
     assert await AnswerStore(broker, "secret", 60).find(2, stored.answer_id, "") == (None, "")
 
 
-async def test_a_long_answer_is_not_stored(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_long_answer_is_not_stored(client: AnswerCacheClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answer_store, "MAX_ANSWER_BYTES", 20)
     await client.answer_of_run(await client.begin())
     call = await client.begin()
@@ -585,7 +503,7 @@ async def test_a_long_answer_is_not_stored(client: Client, monkeypatch: pytest.M
     await client.answer_of_run(call)
 
 
-async def test_all_that_requests_leave_in_valkey_expires(client: Client, broker: redis.Redis) -> None:
+async def test_all_that_requests_leave_in_valkey_expires(client: AnswerCacheClient, broker: redis.Redis) -> None:
     """So the data of a deleted tenant is removed without a job."""
     limits = LimitSnapshot(
         (LimitSetSnapshot(1, "tenant", requests_per_minute=100, tokens_per_day=1000, concurrency=9),)
@@ -608,7 +526,7 @@ async def test_all_that_requests_leave_in_valkey_expires(client: Client, broker:
     assert lasting <= {"replicas", "gateways", "executions", "inference", "usage_events", "request_events"}
 
 
-async def test_two_tenants_never_share_an_answer(client: Client) -> None:
+async def test_two_tenants_never_share_an_answer(client: AnswerCacheClient) -> None:
     """Each answer contains the tenant that computed it."""
     random_ = random.Random(7)
     for _ in range(60):

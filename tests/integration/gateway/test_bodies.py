@@ -431,7 +431,9 @@ async def test_several_prompts_are_read_together(
     )
     assert len(request.more_prompts) == 1
     assert work_here["tokenized"] == []
-    found = [(await request.analysis.tokenized.prompt(model, number)).ids for number in (0, 1)]  # type: ignore[union-attr]
+    tokenized = request.analysis.tokenized
+    assert tokenized is not None
+    found = [(await tokenized.prompt(model, number)).ids for number in (0, 1)]
     assert found == [model.tokenizer.encode(text) for text in texts]
 
 

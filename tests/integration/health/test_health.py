@@ -23,10 +23,14 @@ from billing.models import (
     BudgetPeriod,
     Invoice,
     Period,
+    PriceVersion,
     Reconciliation,
     UsageQuarantine,
 )
 from billing.payments.bank_files import do_dismiss_entry
+from billing.pricing.prices import do_propose_prices, do_publish_as_sole_operator, do_start_scheduled_prices
+from billing.rates.price_book import NewPrice, Proposal
+from billing.rates.pricing import Component, Tier
 from inference_worker.contract.compute_support import SlowReason
 from inference_worker.contract.messages import REPLICAS_KEY, ReplicaPhase, encode
 from millrace.apps.deployments.fleet_status import read_fleet_status
@@ -41,6 +45,7 @@ from millrace.apps.health import health_checks, tasks
 from millrace.apps.health.invoice_checks import ASSIGNMENT_LATE
 from millrace.apps.health.issues import HealthIssue, IssueType
 from millrace.apps.health.models import Cordon, HealthEvent
+from millrace.apps.health.usage_checks import PRICES_LATE
 from millrace.apps.request_log.models import RequestRecord
 from millrace.environment.configuration import platform_settings
 from millrace.environment.processes import ProcessFile, ProcessState
@@ -258,6 +263,34 @@ def test_quarantine_and_reconciliation() -> None:
         (IssueType.RECONCILIATION, "differences"),
     ]
     assert found()[1].title.startswith("2 usage records are in quarantine (refused)")
+
+
+@pytest.mark.usefixtures("well")
+def test_scheduled_prices_that_have_not_taken_effect(client: Client) -> None:
+    operator = User.objects.create_superuser("op@example.com", PASSWORD)
+    prices = Proposal((NewPrice("m", Tier.STANDARD, Component.OUTPUT, 10**9),))
+    version = do_publish_as_sole_operator(do_propose_prices(prices, created_by=operator), by=operator)
+    due = version.effective_from
+    assert due is not None
+
+    def found_at(late: timedelta) -> list[HealthIssue]:
+        with all_tenants_scope(BypassReason.OPERATOR):
+            issues = health_checks.find_issues(read_fleet_status(), due + late)
+        return [issue for issue in issues if issue.issue_type == IssueType.SCHEDULED_PRICES]
+
+    assert found_at(PRICES_LATE) == []
+    (issue,) = found_at(PRICES_LATE + timedelta(minutes=1))
+    assert (issue.subject, issue.urgent) == ("", True)
+    assert issue.title == "1 scheduled price version has not taken effect, oldest 3\xa0minutes"
+    with all_tenants_scope(BypassReason.PRICES):
+        early = due - timedelta(days=1)
+        PriceVersion.objects.update(effective_from=early, decided_at=early - PriceVersion.SOLE_OPERATOR_DELAY)
+    client.force_login(operator)
+    page = client.get("/operator/health/panels/issues").content.decode()
+    assert issue.todo in page
+    assert 'href="/operator/prices/"' in page
+    assert len(do_start_scheduled_prices()) == 1
+    assert [one for one in found() if one.issue_type == IssueType.SCHEDULED_PRICES] == []
 
 
 @pytest.mark.usefixtures("well")

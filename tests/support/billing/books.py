@@ -14,7 +14,7 @@ from billing.invoicing.drafts import do_close_period, do_draft
 from billing.invoicing.files import stored_pdf
 from billing.invoicing.finalizing import do_finalize
 from billing.models import Adjustment, CompiledRateCard, Invoice, Period, Price, PriceBook, PriceVersion, UsageEvent
-from billing.periods import default_entity, ensure_periods, stamps
+from billing.periods import close_after, default_entity, ensure_periods, stamps
 from billing.rates.pricing import COMPONENTS, Component, Rate, encode_rates
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
@@ -144,6 +144,16 @@ def draft_for(tenant: Tenant) -> Invoice:
         return Invoice.objects.create(
             tenant=tenant, entity=month.entity, period=month, seller=EMPTY_PARTY, buyer=EMPTY_PARTY
         )
+
+
+def newest_closable_month(now: datetime | None = None) -> datetime:
+    """Return the start of the newest month in UTC whose period can be closed. UTC is the default entity's time zone.
+
+    It is the previous month, or until `close_after` has passed since its end, the one before.
+    """
+    at = (now or datetime.now(UTC)) - close_after()
+    month = (at.replace(day=1) - timedelta(days=1)).replace(day=1)
+    return month.replace(hour=0, minute=0, second=0, microsecond=0)
 
 
 def over(month: Period) -> datetime:

@@ -11,7 +11,6 @@ from inference_worker.contract.messages import ExecutionUsage, encode
 from tests.support.billing.books import dollars
 from tests.support.rows import unscoped
 
-AT = datetime.now(UTC).replace(microsecond=0)
 FULL = {"uncached": 1000, "cache_read": 0, "output": 200}
 PAID = 1000 * dollars("1") + 200 * dollars("5")  # the operator's cost of FULL
 PRICE = 1000 * dollars("3") + 200 * dollars("15")  # the tenant's

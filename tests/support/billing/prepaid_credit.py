@@ -23,16 +23,13 @@ MILLION, CENT = 10**6, 10**7
 SINGLE, MULTI = BillingEntity.VoucherType
 
 
-NOW = datetime.now(UTC)
-
-
 def change_entity(**fields: object) -> None:
     with all_tenants_scope(BypassReason.BILLING):
         BillingEntity.objects.filter(pk=default_entity().pk).update(**fields)
 
 
 def pay(cents: int, reference: str = "p1", **fields: object) -> None:
-    do_record_payment(Received("stripe", reference, cents, NOW, **({"tenant": "acme"} | fields)))
+    do_record_payment(Received("stripe", reference, cents, datetime.now(UTC), **({"tenant": "acme"} | fields)))
 
 
 def bill(tenant: Tenant, dollars: str, at: datetime = NOVEMBER, number: int = 1) -> Invoice:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import Any
 
 import msgspec
 import redis.asyncio as redis
 
-from inference_worker.contract.request import SamplingParams
+from inference_worker.contract.messages import End, Tokens
+from inference_worker.contract.request import SamplingParams, TokenCounts
 from inference_worker.contract.upstreams import UpstreamEngine, UpstreamSpec
 from millrace.gateway.admission import rates
 from millrace.gateway.admission.admission import RateLimitAdmission
@@ -28,6 +30,8 @@ from tests.support.waiting import eventually_async
 UPSTREAM = UpstreamSpec(UpstreamEngine.OPENAI, "https://api.example.com/v1", "x", context_length=1000)
 MODELS = {name: ServedModel(name, None, context, 1000, 0) for name, context in (("a", 100), ("b", 400))}  # type: ignore[arg-type]
 MODELS |= {name: upstream_model(name, "", UPSTREAM) for name in ("u", "v")}
+LIMIT = LimitSetSnapshot(1, "key", requests_per_day=100, tokens_per_day=1000, concurrency=2)
+EITHER = {"models": ["a", "b"]}
 
 
 def make_key(*sets: LimitSetSnapshot, **policies: Any) -> ApiKeySnapshot:
@@ -68,3 +72,14 @@ class Gate:
 
 async def serving(gate: Gate, model: str) -> bool:
     return bool(gate.dispatcher.replicas.serving(model))
+
+
+async def events_of(gate: Gate, call: ActiveRequest) -> list[Tokens | End]:
+    """Return the events of a request until its end."""
+    async with asyncio.timeout(60):
+        return [event async for event in gate.service.events(call)]
+
+
+def end(call: ActiveRequest, usage: TokenCounts, attempt: int = 1, seq: int = 0, reason: Any = "stop") -> End:
+    """Return the last event of an execution."""
+    return End(call.request_id, attempt, seq, reason, None, usage)

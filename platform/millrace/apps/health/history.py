@@ -95,10 +95,28 @@ def span(start: datetime, end: datetime, bucket: timedelta, processes: Iterable[
     with connection.cursor() as cursor:
         parameters: dict[str, Any] = {"start": start, "end": end, "bucket": bucket, "processes": list(processes)}
         cursor.execute(_SPAN, parameters)
-        return [
-            FleetPoint(at.astimezone(UTC), worker, process, model, *map(_read_integer, values))  # type: ignore[arg-type]
-            for at, worker, process, model, *values in cursor.fetchall()
-        ]
+        return [_read_point(row) for row in cursor.fetchall()]
+
+
+def _read_point(row: Sequence[Any]) -> FleetPoint:
+    at, worker, process, model, waiting, *shares, preemptions, tokens, mfu, minutes = row
+    kv_used, forward, cpu, batch, hits = map(_read_integer, shares)
+    return FleetPoint(
+        at=at.astimezone(UTC),
+        worker=worker,
+        process=process,
+        model=model,
+        waiting=int(waiting),
+        kv_used=kv_used,
+        forward=forward,
+        cpu=cpu,
+        batch=batch,
+        hits=hits,
+        preemptions=int(preemptions),
+        tokens=int(tokens),
+        mfu=_read_integer(mfu),
+        minutes=int(minutes),
+    )
 
 
 def _read_integer(value: Any) -> int | None:

@@ -11,7 +11,7 @@ from billing.invoicing.files import missing_pdfs
 from billing.models import BankEntry, Invoice, InvoiceRunFailure, PaymentEvent, Period
 from inference_worker.contract.texts import Text
 from millrace.apps.health.budget_usage import tenants_near_limits
-from millrace.apps.health.issues import HealthIssue, IssueType, add_age
+from millrace.apps.health.issues import HealthIssue, IssueType, add_age, find_received
 from tenants.models import Tenant
 
 ASSIGNMENT_LATE = timedelta(days=3)  # since the bank statement was imported
@@ -106,22 +106,19 @@ def _make_uninvoiced_issue(period: Period, reason: str) -> HealthIssue:
 
 
 def _check_payment_events(now: datetime) -> Iterator[HealthIssue]:
-    """Yield payment providers with events that could not be booked and were not dismissed."""
-    rows = PaymentEvent.objects.filter(status=PaymentEvent.Status.FAILED).order_by().values("provider")
-    for row in rows.annotate(number=Count("pk"), first=Min("received_at")).order_by("provider"):
-        title = Text(
-            "%(number)s payment event of %(provider)s not booked",
-            "%(number)s payment events of %(provider)s not booked",
-            number=row["number"],
-            provider=row["provider"],
-        )
-        yield HealthIssue(
-            IssueType.PAYMENT,
-            row["provider"],
-            urgent=True,
-            title=add_age(title, row["first"], now),
-            todo=Text("Check their details, record the payments, then dismiss the events."),
-        )
+    """Return the payment providers with events that could not be booked and were not dismissed."""
+    rows = PaymentEvent.objects.filter(status=PaymentEvent.Status.FAILED)
+    return find_received(IssueType.PAYMENT, rows, "provider", _describe_payment_events, now)
+
+
+def _describe_payment_events(provider: str, number: int) -> tuple[Text, Text]:
+    title = Text(
+        "%(number)s payment event of %(provider)s not booked",
+        "%(number)s payment events of %(provider)s not booked",
+        number=number,
+        provider=provider,
+    )
+    return title, Text("Check their details, record the payments, then dismiss the events.")
 
 
 def _check_bank_entries(now: datetime) -> Iterator[HealthIssue]:

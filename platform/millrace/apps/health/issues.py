@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import Any
+
+from django.db.models import Count, Min, QuerySet
 
 from inference_worker.contract.texts import Text
 from tenants.models import Tenant
@@ -35,6 +39,7 @@ class IssueType(StrEnum):
     QUEUE = "queue"
     RECONCILIATION = "reconciliation"
     REPLICA = "replica"
+    SCHEDULED_PRICES = "scheduled_prices"
     SETTLER = "settler"
     SLOW = "slow"
     UNPRICED = "unpriced"
@@ -54,6 +59,24 @@ class HealthIssue:
     title: str
     todo: str
     tenant: Tenant | None = None
+
+
+def find_received(
+    issue_type: IssueType,
+    rows: QuerySet[Any],
+    column: str,
+    describe: Callable[[str, int], tuple[Text, Text]],
+    now: datetime,
+) -> Iterator[HealthIssue]:
+    """Yield an urgent issue for each value of a column, with the age of the row that was received first.
+
+    Args:
+        describe: returns the title and the instruction for a value and the number of its rows.
+    """
+    counts = rows.order_by().values_list(column).annotate(Count("pk"), Min("received_at")).order_by(column)
+    for value, number, first in counts:
+        title, todo = describe(value, number)
+        yield HealthIssue(issue_type, value, urgent=True, title=add_age(title, first, now), todo=todo)
 
 
 def add_age(title: str, first: datetime, now: datetime) -> str:

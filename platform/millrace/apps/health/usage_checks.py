@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
+from typing import Any
 
-from django.db.models import Count, Min, Sum
+from django.db.models import Count, Min, QuerySet, Sum
 
 from billing.currencies.amounts import DEFAULT_CURRENCY, FEMTO_A_NANO, exact_amount, half_up
 from billing.models import (
     CompiledRateCard,
     DailyCost,
     ExecutionCost,
+    PriceVersion,
     Reconciliation,
     UsageQuarantine,
     UsageRollup,
@@ -23,9 +25,10 @@ from billing.rates.pricing import Tier
 from inference_worker.contract.command_line import format_command
 from inference_worker.contract.texts import Text
 from millrace.apps.deployments.served_deployments import served_specs
-from millrace.apps.health.issues import HealthIssue, IssueType, add_age, describe_duration
+from millrace.apps.health.issues import HealthIssue, IssueType, add_age, describe_duration, find_received
 
 RECONCILED_LATE = timedelta(minutes=20)
+PRICES_LATE = timedelta(minutes=2)  # since their time; the task that starts them runs every 10 seconds
 _ADVICE = {
     False: Text("Budget periods were corrected. Find the cause. Overdue leases require a running settler."),
     True: Text(
@@ -34,31 +37,27 @@ _ADVICE = {
     ),
 }
 
+_QUARANTINE_ADVICE = {
+    UsageQuarantine.Reason.UNDECODABLE: Text("Not a usage record. Find the process that writes to the usage stream."),
+    UsageQuarantine.Reason.REFUSED: Text("Check the violated rule, publish missing prices, then settle again."),
+    UsageQuarantine.Reason.UNPLACEABLE: Text("Restore the archive of their month, then settle again."),
+    UsageQuarantine.Reason.CONFLICT: Text("Two counts of one request. The first is billed. Compare, then dismiss."),
+}
+
 
 def _check_quarantine(now: datetime) -> Iterator[HealthIssue]:
-    rows = UsageQuarantine.objects.filter(resolved_at__isnull=True).order_by().values("reason")
-    todo = {
-        UsageQuarantine.Reason.UNDECODABLE: Text(
-            "Not a usage record. Find the process that writes to the usage stream."
-        ),
-        UsageQuarantine.Reason.REFUSED: Text("Check the violated rule, publish missing prices, then settle again."),
-        UsageQuarantine.Reason.UNPLACEABLE: Text("Restore the archive of their month, then settle again."),
-        UsageQuarantine.Reason.CONFLICT: Text("Two counts of one request. The first is billed. Compare, then dismiss."),
-    }
-    for row in rows.annotate(number=Count("pk"), first=Min("received_at")).order_by("reason"):
-        title = Text(
-            "%(number)s usage record is in quarantine (%(reason)s)",
-            "%(number)s usage records are in quarantine (%(reason)s)",
-            number=row["number"],
-            reason=row["reason"],
-        )
-        yield HealthIssue(
-            IssueType.QUARANTINE,
-            row["reason"],
-            urgent=True,
-            title=add_age(title, row["first"], now),
-            todo=todo[UsageQuarantine.Reason(row["reason"])],
-        )
+    rows = UsageQuarantine.objects.filter(resolved_at__isnull=True)
+    return find_received(IssueType.QUARANTINE, rows, "reason", _describe_quarantine, now)
+
+
+def _describe_quarantine(reason: str, number: int) -> tuple[Text, Text]:
+    title = Text(
+        "%(number)s usage record is in quarantine (%(reason)s)",
+        "%(number)s usage records are in quarantine (%(reason)s)",
+        number=number,
+        reason=reason,
+    )
+    return title, _QUARANTINE_ADVICE[UsageQuarantine.Reason(reason)]
 
 
 def _check_reconciliation(now: datetime) -> Iterator[HealthIssue]:
@@ -95,18 +94,14 @@ def _check_unrated(now: datetime) -> Iterator[HealthIssue]:
     rows = UsageRollup.objects.all_tenants().filter(
         bucket=totals_of(UsageRollup.Bucket.HOUR), start__gte=now - timedelta(days=1), tier="", completed__gt=0
     )
-    for row in rows.order_by().values("model").annotate(executions=Sum("completed")).order_by("model"):
-        yield HealthIssue(
-            IssueType.UNPRICED,
-            row["model"],
-            urgent=False,
-            title=Text(
-                "%(executions)s requests of the last day to %(model)s were not priced",
-                executions=row["executions"],
-                model=row["model"],
-            ),
-            todo=Text("These requests are not billed. Add prices for the unpriced token types."),
-        )
+    return _find_by_model(IssueType.UNPRICED, rows, "completed", _describe_unrated)
+
+
+def _describe_unrated(model: str, executions: int) -> tuple[Text, Text]:
+    title = Text(
+        "%(executions)s requests of the last day to %(model)s were not priced", executions=executions, model=model
+    )
+    return title, Text("These requests are not billed. Add prices for the unpriced token types.")
 
 
 def _check_prices(now: datetime) -> Iterator[HealthIssue]:
@@ -124,6 +119,29 @@ def _check_prices(now: datetime) -> Iterator[HealthIssue]:
                 title=Text("%(name)s has no price", name=spec.name),
                 todo=Text("Its requests are rejected with 503 until a price is published."),
             )
+
+
+def _check_scheduled_prices(now: datetime) -> Iterator[HealthIssue]:
+    """Yield an issue if scheduled prices whose time has come have not taken effect."""
+    late = PriceVersion.objects.filter(
+        state=PriceVersion.State.SCHEDULED, effective_from__lt=now - PRICES_LATE
+    ).aggregate(number=Count("pk"), first=Min("effective_from"))
+    if late["number"]:
+        title = Text(
+            "%(number)s scheduled price version has not taken effect",
+            "%(number)s scheduled price versions have not taken effect",
+            number=late["number"],
+        )
+        yield HealthIssue(
+            IssueType.SCHEDULED_PRICES,
+            "",
+            urgent=True,
+            title=add_age(title, late["first"], now),
+            todo=Text(
+                "Requests have the earlier prices. Check that beat and the worker of the web jobs are running. If their"
+                " log has scheduled_prices_failed, cancel the version and draft its prices again."
+            ),
+        )
 
 
 def _check_overages(now: datetime) -> Iterator[HealthIssue]:
@@ -159,23 +177,30 @@ def _check_overages(now: datetime) -> Iterator[HealthIssue]:
 
 
 def _check_costs(now: datetime) -> Iterator[HealthIssue]:
-    """Yield deployments with tokens of today and yesterday that have no cost."""
+    """Return the deployments with tokens of today and yesterday that have no cost."""
     rows = DailyCost.objects.filter(day__gte=(now - timedelta(days=1)).date(), uncosted_tokens__gt=0)
-    for row in rows.order_by().values("model").annotate(tokens=Sum("uncosted_tokens")).order_by("model"):
-        yield HealthIssue(
-            IssueType.COST,
-            row["model"],
-            urgent=False,
-            title=Text(
-                "%(model)s: %(tokens)s tokens since yesterday have no cost",
-                model=row["model"],
-                tokens=row["tokens"],
-            ),
-            todo=Text(
-                "The margin is too high. Import its cost card with `%(command)s`.",
-                command=format_command("costs import"),
-            ),
-        )
+    return _find_by_model(IssueType.COST, rows, "uncosted_tokens", _describe_uncosted)
+
+
+def _describe_uncosted(model: str, tokens: int) -> tuple[Text, Text]:
+    title = Text("%(model)s: %(tokens)s tokens since yesterday have no cost", model=model, tokens=tokens)
+    todo = Text(
+        "The margin is too high. Import its cost card with `%(command)s`.", command=format_command("costs import")
+    )
+    return title, todo
+
+
+def _find_by_model(
+    issue_type: IssueType, rows: QuerySet[Any], column: str, describe: Callable[[str, int], tuple[Text, Text]]
+) -> Iterator[HealthIssue]:
+    """Yield an issue for each model.
+
+    Args:
+        describe: returns the title and the instruction for a model and the sum of the column.
+    """
+    for model, total in rows.order_by().values_list("model").annotate(Sum(column)).order_by("model"):
+        title, todo = describe(model, total)
+        yield HealthIssue(issue_type, model, urgent=False, title=title, todo=todo)
 
 
 CHECKS: tuple[Callable[[datetime], Iterable[HealthIssue]], ...] = (
@@ -183,6 +208,7 @@ CHECKS: tuple[Callable[[datetime], Iterable[HealthIssue]], ...] = (
     _check_reconciliation,
     _check_unrated,
     _check_prices,
+    _check_scheduled_prices,
     _check_overages,
     _check_costs,
 )

@@ -1,4 +1,4 @@
-"""Screens of invoices of the previous month: one partly paid and credited, one a draft."""
+"""Screens of invoices of the newest month that can be closed: one partly paid and credited, one a draft."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def prepare(world: World) -> None:
     from billing.payments.recording import Received, do_record_payment
     from tenants.isolation.db_roles import BypassReason
     from tenants.isolation.scopes import all_tenants_scope
+    from tests.support.billing.books import newest_closable_month
 
-    now = datetime.now(UTC)
-    start = (now.replace(day=1) - timedelta(days=1)).replace(day=1, hour=0, minute=0, second=1, microsecond=0)
+    start = newest_closable_month() + timedelta(seconds=1)
     for state in ("populated", "over"):
         tenant, key, project = world.tenants[state], world.keys[state][0], world.projects[state]
         do_grant_credit(tenant, CreditGrant.GrantType.PROMOTIONAL, 10**9, starts_at=start, note="Welcome")
@@ -37,7 +37,7 @@ def prepare(world: World) -> None:
     world.rows |= {"populated.period": period.pk, "populated.draft": world.rows["over.invoice"]}
     billed = do_finalize(drafts[world.tenants["populated"].pk])
     do_issue_credit_note(billed, [("Slow answers", 150)], "Service level, 3rd of the month")
-    payment, _ = do_record_payment(Received("manual", "bank-1", 1_000, now, invoice=str(billed.number)))
+    payment, _ = do_record_payment(Received("manual", "bank-1", 1_000, datetime.now(UTC), invoice=str(billed.number)))
     world.rows["populated.payment"] = payment.pk
 
 
