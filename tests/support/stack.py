@@ -83,7 +83,7 @@ class Stack:
         return self.pid("uvicorn")
 
     def wait_until_ready(self) -> None:
-        eventually(lambda: httpx2.get(f"{self.url}/readyz", timeout=20).status_code == 200, START_SECONDS)
+        eventually(lambda: httpx2.get(f"{self.url}/readyz?models=all", timeout=20).status_code == 200, START_SECONDS)
 
     def events(self, **filters: str) -> list[dict[str, Any]]:
         """Return settled usage events of the demo tenant from the management API."""

@@ -257,7 +257,7 @@ def is_serving(host: str, port: int, model: str) -> bool:
     """Return whether the gateway reports that it can serve requests for the model. Other models may still load."""
     connection = http.client.HTTPConnection(host, port, timeout=2)
     try:
-        connection.request("GET", "/readyz")
+        connection.request("GET", "/readyz?models=all")
         checks = json.loads(connection.getresponse().read())["checks"]
     except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
         return False
