@@ -41,12 +41,13 @@ from millrace.gateway.auth.active_requests import ActiveRequests
 from millrace.gateway.auth.authentication import KeyStore
 from millrace.gateway.auth.callers import CallerStore
 from millrace.gateway.auth.revocation import ChangeFeedReader
+from millrace.gateway.auth.stale_window import StaleWindow, answer_within
 from millrace.gateway.core.activity import Activity
 from millrace.gateway.core.asyncio_utils import run_for
 from millrace.gateway.core.body_memory import BodyMemory
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.cors import CrossOrigin
-from millrace.gateway.core.readiness import OK, Readiness
+from millrace.gateway.core.readiness import OK, STALE, Readiness
 from millrace.gateway.core.request_db import TenantConnectionPool
 from millrace.gateway.dispatch.dispatcher import Dispatcher
 from millrace.gateway.dispatch.jobs import InferenceJobBuilder
@@ -93,11 +94,14 @@ class Gateway:
         self.control_database = _make_pool(settings, max_size=2)
         self.active_requests = ActiveRequests()
         activity = self.activity = Activity(lambda: bool(self.dispatcher.in_flight or self.active_requests))
-        self.keys = KeyStore(self.broker, self.database, settings.key_peppers, activity=activity)
+        self.stale_window = StaleWindow(settings.stale_key_seconds)
+        self.keys = KeyStore(
+            self.broker, self.database, settings.key_peppers, activity=activity, stale_window=self.stale_window
+        )
         self.callers = CallerStore(settings.database_url, settings.key_peppers)
         self.cross_origin = CrossOrigin(settings.allowed_origins, self.database)
         leases = BudgetLeaseStore(self.database, self.id, settings.request_timeout_seconds)
-        self.budget_admission = BudgetAdmission(leases, self.broker, self.blocking_broker, activity)
+        self.budget_admission = BudgetAdmission(leases, self.broker, self.blocking_broker, activity, self.stale_window)
         self.changes = ChangeFeedReader(
             self.control_database,
             self.blocking_broker,
@@ -296,15 +300,16 @@ class Gateway:
         self.metrics.outboxes.totals = tuple(read_totals(outbox_totals))
 
     async def _check_database(self) -> str:
+        """Return `stale` if PostgreSQL does not answer, and requests of cached keys are accepted nevertheless."""
         try:
-            async with (
-                asyncio.timeout(CHECK_SECONDS),
-                self.control_database.connection(timeout=CHECK_SECONDS) as connection,
-            ):
-                await connection.execute("SELECT 1")
+            await answer_within(CHECK_SECONDS, self._query_database())
         except (psycopg.Error, PoolTimeout, TimeoutError):
-            return "unreachable"
+            return STALE if self.stale_window.is_open else "unreachable"
         return OK
+
+    async def _query_database(self) -> None:
+        async with self.control_database.connection(timeout=CHECK_SECONDS) as connection:
+            await connection.execute("SELECT 1")
 
     async def _read_replicas(self) -> set[str] | None:
         """Return the IDs of the replicas with a heartbeat in Valkey, or None if Valkey is unreachable."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -14,6 +15,7 @@ from inference_worker.contract.exits import REPORT_EXIT, report_exit_args
 from inference_worker.contract.messages import REPLICAS_KEY, Heartbeat, ReplicaPhase, encode
 from millrace.environment.configuration import PlatformSettings
 from millrace.gateway.app import Gateway
+from millrace.gateway.auth.stale_window import StaleWindow
 from millrace.gateway.dispatch import monitor
 from millrace.gateway.dispatch.monitor import DispatchMonitor
 from millrace.gateway.http.endpoints.health import Readyz
@@ -109,6 +111,20 @@ async def test_a_gateway_is_unready_until_its_own_data_is_loaded(gateway: Gatewa
     assert not (await gateway.readiness()).is_ready()
     await make_ready(gateway)
     assert (await gateway.readiness()).is_ready()
+
+
+async def test_a_gateway_stays_ready_while_cached_keys_are_valid_without_postgresql(gateway: Gateway) -> None:
+    await make_ready(gateway)
+    await gateway.control_database.close()
+    readiness = await gateway.readiness()
+    assert (readiness.own["postgres"], readiness.is_ready()) == ("unreachable", False)
+    gateway.stale_window.note_poll(time.monotonic())
+    assert not (await gateway.readiness()).is_ready()  # the setting is 0
+    gateway.stale_window = StaleWindow(60.0)
+    assert not (await gateway.readiness()).is_ready()  # no poll has succeeded
+    gateway.stale_window.note_poll(time.monotonic())
+    readiness = await gateway.readiness()
+    assert (readiness.own["postgres"], readiness.is_ready()) == ("stale", True)
 
 
 async def make_ready(gateway: Gateway) -> None:

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 OK = "ok"
+STALE = "stale"  # PostgreSQL does not answer, and cached keys are valid for MILLRACE_STALE_KEY_SECONDS
 
 
 @dataclass(frozen=True)
 class Readiness:
-    """Each check of a gateway with `ok` or a description of its problem.
+    """Each check of a gateway with `ok`, `stale` or a description of its problem.
 
     All gateways see the same replicas. So a model without a replica makes no gateway unready, unless that is asked for:
     a load balancer would remove all of them, and the console with them.
@@ -25,4 +26,4 @@ class Readiness:
 
     def is_ready(self, *, with_models: bool = False) -> bool:
         """Return whether the gateway's own checks have passed, and with `with_models` also those of the models."""
-        return all(state == OK for state in (self.checks if with_models else self.own).values())
+        return all(state in (OK, STALE) for state in (self.checks if with_models else self.own).values())
