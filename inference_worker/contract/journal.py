@@ -16,6 +16,7 @@ import errno
 import fcntl
 import itertools
 import os
+import secrets
 import struct
 import time
 import zlib
@@ -23,6 +24,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
@@ -30,6 +32,8 @@ from inference_worker.contract.messages import ExecutionUsage, decode_usage, enc
 
 SEGMENT_BYTES = 1 << 20
 LOCK_NAME = "lock"
+LOCK_PAUSE_SECONDS = 0.02  # between attempts to lock
+ID_NAME = "id"
 RECORD_BYTES = 1024  # reserved for each running execution: its usage event and the note that the broker has it
 _HEADER = struct.Struct("<IIc")  # length, CRC-32 of type and payload, record type
 
@@ -44,20 +48,25 @@ class JournalBusyError(Exception):
 
 def is_free(directory: Path, wait_seconds: float = 0.0) -> bool:
     """Return whether no process has the journal's lock. Wait up to `wait_seconds` for its release."""
-    until = time.monotonic() + wait_seconds
     try:
         with (directory / LOCK_NAME).open("r+") as lock:
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    if time.monotonic() >= until:
-                        return False
-                    time.sleep(0.02)
-                else:
-                    return True
+            return _lock(lock, wait_seconds)
     except OSError:
         return True  # a journal was never opened here
+
+
+def _lock(file: IO[str], wait_seconds: float) -> bool:
+    """Lock the file. Return False if another process has locked it for longer than `wait_seconds`."""
+    until = time.monotonic() + wait_seconds
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(LOCK_PAUSE_SECONDS)
+        else:
+            return True
 
 
 def execution_key(event: ExecutionUsage) -> ExecutionKey:
@@ -76,14 +85,19 @@ class Segment:
 class Journal:
     """The journal of one worker. Not thread-safe: only the publisher's thread uses it."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, wait_seconds: float = 0.0) -> None:
+        """Open the journal, and wait up to `wait_seconds` for its lock.
+
+        Raises:
+            JournalBusyError: another process has the lock.
+            ValueError, msgspec.MsgspecError: another version wrote the journal, or it is damaged.
+        """
         directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory
-        self._lock = (directory / LOCK_NAME).open("w")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise JournalBusyError(f"{directory} is in use: give each worker its own MILLRACE_WORKER_NAME") from None
+        self._lock = (directory / LOCK_NAME).open("a")
+        if not _lock(self._lock, wait_seconds):
+            self._lock.close()
+            raise JournalBusyError(f"{directory} is in use: give each worker its own MILLRACE_WORKER_NAME")
         self.segments: list[Segment] = []
         self._file: FileIO | None = None  # the last segment; None: the disk had no space for it
         self._position = 0  # in the file, after the last record
@@ -99,6 +113,22 @@ class Journal:
                 del segment.events[key]
             segment.stream_ids = {key: confirmed[key] for key in segment.events if key in confirmed}
         self.reserve()
+
+    @property
+    def id(self) -> str:
+        """Return the identity of the journal. A copy of its directory has another one; while it cannot be stored, such
+        as on a full disk, it changes with each call."""
+        path = self._directory / ID_NAME
+        try:
+            if not path.exists():
+                path.with_suffix(".new").write_text(secrets.token_hex(8), encoding="utf-8")
+                path.with_suffix(".new").replace(path)
+            if text := path.read_text(encoding="utf-8"):
+                return f"{text}:{path.stat().st_ino}"
+            path.unlink()  # a power failure has truncated it
+        except (OSError, ValueError):
+            pass
+        return secrets.token_hex(8)
 
     @property
     def room(self) -> int:
@@ -165,6 +195,14 @@ class Journal:
         """Return the events that are not known to be settled, oldest first, with their stream ids if the broker has
         them."""
         return [(event, s.stream_ids.get(key)) for s in self.segments for key, event in s.events.items()]
+
+    def delete_segments(self) -> None:
+        """Delete all segments, of a journal whose events are all settled. Only `close` may follow."""
+        if self.open_events():
+            raise ValueError("the journal has unsettled events")
+        self.segments.clear()
+        for path in self._directory.glob("*.journal"):
+            path.unlink(missing_ok=True)
 
     def close(self) -> None:
         if self._file is not None:

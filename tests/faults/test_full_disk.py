@@ -123,7 +123,7 @@ def test_a_full_disk_rejects_new_requests_and_recovers(small_disk: Path) -> None
         (_, title, over), (replica, of_replica, _) = issues(stack)
         assert title.startswith("Disk almost full:")
         assert not over
-        assert replica.startswith(f"{MODEL}-0.")
+        assert replica.startswith(f"{stack.worker_name}.")
         assert "accepts no new requests" in of_replica
 
         # No byte is left, so PostgreSQL stops too.

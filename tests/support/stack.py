@@ -19,6 +19,7 @@ import httpx2
 import openai
 import psutil
 
+from inference_worker.contract.worker_names import default_name
 from millrace.environment.configuration import read_env_file
 from millrace.local.program import die_with_parent
 from tenants.isolation import db_roles
@@ -78,6 +79,10 @@ class Stack:
 
     def worker(self) -> int:
         return self.pid("inference_worker", model=MODEL)
+
+    @property
+    def worker_name(self) -> str:
+        return default_name(MODEL, self.data_dir)
 
     def gateway(self) -> int:
         return self.pid("uvicorn")
