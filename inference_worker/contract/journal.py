@@ -13,27 +13,22 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import itertools
 import os
-import secrets
 import struct
-import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
-from typing import IO
 
 import msgspec
 
+from inference_worker.contract.lock_files import LockFile
 from inference_worker.contract.messages import ExecutionUsage, decode_usage, encode
 
 SEGMENT_BYTES = 1 << 20
 LOCK_NAME = "lock"
-LOCK_PAUSE_SECONDS = 0.02  # between attempts to lock
-ID_NAME = "id"
 RECORD_BYTES = 1024  # reserved for each running execution: its usage event and the note that the broker has it
 _HEADER = struct.Struct("<IIc")  # length, CRC-32 of type and payload, record type
 
@@ -48,25 +43,14 @@ class JournalBusyError(Exception):
 
 def is_free(directory: Path, wait_seconds: float = 0.0) -> bool:
     """Return whether no process has the journal's lock. Wait up to `wait_seconds` for its release."""
+    path = directory / LOCK_NAME
+    if not path.exists():  # a journal was never opened here
+        return True
     try:
-        with (directory / LOCK_NAME).open("r+") as lock:
-            return _lock(lock, wait_seconds)
+        with contextlib.closing(LockFile(path)) as lock:
+            return lock.lock(wait_seconds)
     except OSError:
-        return True  # a journal was never opened here
-
-
-def _lock(file: IO[str], wait_seconds: float) -> bool:
-    """Lock the file. Return False if another process has locked it for longer than `wait_seconds`."""
-    until = time.monotonic() + wait_seconds
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= until:
-                return False
-            time.sleep(LOCK_PAUSE_SECONDS)
-        else:
-            return True
+        return True
 
 
 def execution_key(event: ExecutionUsage) -> ExecutionKey:
@@ -94,8 +78,8 @@ class Journal:
         """
         directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory
-        self._lock = (directory / LOCK_NAME).open("a")
-        if not _lock(self._lock, wait_seconds):
+        self._lock = LockFile(directory / LOCK_NAME)
+        if not self._lock.lock(wait_seconds):
             self._lock.close()
             raise JournalBusyError(f"{directory} is in use: give each worker its own MILLRACE_WORKER_NAME")
         self.segments: list[Segment] = []
@@ -116,19 +100,8 @@ class Journal:
 
     @property
     def id(self) -> str:
-        """Return the identity of the journal. A copy of its directory has another one; while it cannot be stored, such
-        as on a full disk, it changes with each call."""
-        path = self._directory / ID_NAME
-        try:
-            if not path.exists():
-                path.with_suffix(".new").write_text(secrets.token_hex(8), encoding="utf-8")
-                path.with_suffix(".new").replace(path)
-            if text := path.read_text(encoding="utf-8"):
-                return f"{text}:{path.stat().st_ino}"
-            path.unlink()  # a power failure has truncated it
-        except (OSError, ValueError):
-            pass
-        return secrets.token_hex(8)
+        """Return the identity of the journal. A copy of its directory has another one."""
+        return self._lock.identify()
 
     @property
     def room(self) -> int:
