@@ -88,6 +88,7 @@ class Journal:
         paths = sorted(directory.glob("*.journal"))
         self._next = int(paths[-1].stem) + 1 if paths else 1
         self._spare = paths.pop() if paths and _is_empty(paths[-1]) else None  # segment of full size without records
+        unused = paths.pop() if self._spare and paths and _is_empty(paths[-1]) else None  # its process wrote no record
         confirmed: dict[ExecutionKey, str] = {}
         dropped: set[ExecutionKey] = set()
         for path in paths:
@@ -96,6 +97,11 @@ class Journal:
             for key in segment.events.keys() & dropped:
                 del segment.events[key]
             segment.stream_ids = {key: confirmed[key] for key in segment.events if key in confirmed}
+        if unused is not None:
+            spare, self._spare = self._spare, unused
+            with contextlib.suppress(OSError):
+                self._open_segment()
+            self._spare = spare
         self.reserve()
 
     @property
