@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import secrets
 import time
@@ -10,6 +11,7 @@ from io import FileIO
 from pathlib import Path
 
 LOCK_PAUSE_SECONDS = 0.02  # between attempts to lock
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # of this machine since its start
 _ID_BYTES = 16
 
 
@@ -40,8 +42,8 @@ class LockFile:
     def identify(self) -> str:
         """Return the identity of the file, which must be locked. It is stored in the file.
 
-        A copy of the file has another identity. If none can be stored, such as on a full disk, each call returns
-        another one.
+        A copy of the file has another identity, also that of a cloned machine. If none can be stored, such as on a full
+        disk, each call returns another one.
         """
         try:
             stored = os.pread(self._file.fileno(), _ID_BYTES + 1, 0)
@@ -49,8 +51,10 @@ class LockFile:
                 stored = secrets.token_hex(_ID_BYTES // 2).encode()
                 self._file.truncate(0)
                 os.pwrite(self._file.fileno(), stored, 0)
-            return f"{stored.decode()}:{os.fstat(self._file.fileno()).st_ino}"
-        except (OSError, ValueError):
+            boot_id = BOOT_ID.read_bytes() if BOOT_ID.exists() else b""
+            inode = str(os.fstat(self._file.fileno()).st_ino).encode()
+            return hashlib.blake2s(b":".join((stored, inode, boot_id)), digest_size=16).hexdigest()
+        except OSError:
             return secrets.token_hex(_ID_BYTES)
 
     def close(self) -> None:
