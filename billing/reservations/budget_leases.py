@@ -154,6 +154,11 @@ class BudgetChain:
         )
 
     @property
+    def has_hard_budget(self) -> bool:
+        """Return whether a budget can reject a request."""
+        return any(budget_period.mode == "hard" for budget_period in self.budget_periods)
+
+    @property
     def may_reduce_max_tokens(self) -> bool:
         """Return whether every hard budget of money or tokens allows a reduction of max_tokens."""
         hard = [

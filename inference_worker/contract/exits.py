@@ -67,6 +67,17 @@ def report_last_exit(broker_url: str, directory: Path) -> None:
         log.warning("exit_report_failed", replica_id=replica_id, error=str(exc))
 
 
+def report_stored_exit(broker: redis.Redis, directory: Path) -> None:
+    """Report the exit of the process that last had the journal in `directory`. The caller has the journal's lock.
+
+    Raises:
+        redis.RedisError: Valkey cannot be reached.
+    """
+    replica_id = _stored_replica(directory)
+    if replica_id is not None:
+        report_exit(broker, replica_id)
+
+
 def report_exit(broker: redis.Redis, replica_id: str) -> None:
     """Mark a replica as exited for every gateway. The mark is permanent, since a restarted worker has another replica
     id."""

@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import itertools
 import os
 import struct
-import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +24,7 @@ from pathlib import Path
 
 import msgspec
 
+from inference_worker.contract.lock_files import LockFile
 from inference_worker.contract.messages import ExecutionUsage, decode_usage, encode
 
 SEGMENT_BYTES = 1 << 20
@@ -44,20 +43,14 @@ class JournalBusyError(Exception):
 
 def is_free(directory: Path, wait_seconds: float = 0.0) -> bool:
     """Return whether no process has the journal's lock. Wait up to `wait_seconds` for its release."""
-    until = time.monotonic() + wait_seconds
+    path = directory / LOCK_NAME
+    if not path.exists():  # a journal was never opened here
+        return True
     try:
-        with (directory / LOCK_NAME).open("r+") as lock:
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    if time.monotonic() >= until:
-                        return False
-                    time.sleep(0.02)
-                else:
-                    return True
+        with contextlib.closing(LockFile(path)) as lock:
+            return lock.lock(wait_seconds)
     except OSError:
-        return True  # a journal was never opened here
+        return True
 
 
 def execution_key(event: ExecutionUsage) -> ExecutionKey:
@@ -76,20 +69,26 @@ class Segment:
 class Journal:
     """The journal of one worker. Not thread-safe: only the publisher's thread uses it."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, wait_seconds: float = 0.0) -> None:
+        """Open the journal, and wait up to `wait_seconds` for its lock.
+
+        Raises:
+            JournalBusyError: another process has the lock.
+            ValueError, msgspec.MsgspecError: another version wrote the journal, or it is damaged.
+        """
         directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory
-        self._lock = (directory / LOCK_NAME).open("w")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise JournalBusyError(f"{directory} is in use: give each worker its own MILLRACE_WORKER_NAME") from None
+        self._lock = LockFile(directory / LOCK_NAME)
+        if not self._lock.lock(wait_seconds):
+            self._lock.close()
+            raise JournalBusyError(f"{directory} is in use: give each worker its own MILLRACE_WORKER_NAME")
         self.segments: list[Segment] = []
         self._file: FileIO | None = None  # the last segment; None: the disk had no space for it
         self._position = 0  # in the file, after the last record
         paths = sorted(directory.glob("*.journal"))
         self._next = int(paths[-1].stem) + 1 if paths else 1
         self._spare = paths.pop() if paths and _is_empty(paths[-1]) else None  # segment of full size without records
+        unused = paths.pop() if self._spare and paths and _is_empty(paths[-1]) else None  # its process wrote no record
         confirmed: dict[ExecutionKey, str] = {}
         dropped: set[ExecutionKey] = set()
         for path in paths:
@@ -98,7 +97,17 @@ class Journal:
             for key in segment.events.keys() & dropped:
                 del segment.events[key]
             segment.stream_ids = {key: confirmed[key] for key in segment.events if key in confirmed}
+        if unused is not None:
+            spare, self._spare = self._spare, unused
+            with contextlib.suppress(OSError):
+                self._open_segment()
+            self._spare = spare
         self.reserve()
+
+    @property
+    def id(self) -> str:
+        """Return the identity of the journal. A copy of its directory has another one."""
+        return self._lock.identify()
 
     @property
     def room(self) -> int:
@@ -165,6 +174,14 @@ class Journal:
         """Return the events that are not known to be settled, oldest first, with their stream ids if the broker has
         them."""
         return [(event, s.stream_ids.get(key)) for s in self.segments for key, event in s.events.items()]
+
+    def delete_segments(self) -> None:
+        """Delete all segments, of a journal whose events are all settled. Only `close` may follow."""
+        if self.open_events():
+            raise ValueError("the journal has unsettled events")
+        self.segments.clear()
+        for path in self._directory.glob("*.journal"):
+            path.unlink(missing_ok=True)
 
     def close(self) -> None:
         if self._file is not None:

@@ -245,8 +245,8 @@ class WorkerSettings(SharedSettings):
     worker_name: str = env.env(
         str,
         "",
-        "stable name of this worker, which identifies its journal and its slots; empty: <model>-0; required without a"
-        " model",
+        "stable name of this worker, which identifies its journal and its slots; no other worker may have it; empty:"
+        " <model>-<ID> with the ID that is stored in the data directory; required without a model",
     )
     worker_pools: tuple[str, ...] = env.env(
         env.words,

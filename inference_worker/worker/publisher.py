@@ -15,7 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import redis
 import structlog
@@ -23,10 +23,9 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from inference_worker.contract import claims
-from inference_worker.contract.journal import Journal, execution_key, parse_stream_id
+from inference_worker.contract.journal import Journal, execution_key
 from inference_worker.contract.messages import (
     GATEWAY_STREAM_LENGTH,
-    USAGE_GROUP,
     USAGE_STREAM,
     End,
     ExecutionUsage,
@@ -42,7 +41,6 @@ from inference_worker.contract.messages import (
 )
 from inference_worker.contract.request import (
     CacheReport,
-    FinishReason,
     MissReason,
     RequestError,
     RequestOutput,
@@ -51,6 +49,7 @@ from inference_worker.contract.request import (
 )
 from inference_worker.contract.upstreams import UsageSource
 from inference_worker.worker.engine_client import ActiveJob, Delivery, Outcome, Requeued, is_last
+from inference_worker.worker.journal_replay import JournalReplay, log_end
 from inference_worker.worker.shared_pins import PIN, pin_args, pin_keys
 
 log = structlog.get_logger(__name__)
@@ -121,11 +120,10 @@ class Publisher:
         self._fail_script = broker.register_script(claims.FAIL)
         self._inbox: queue.SimpleQueue[Sequence[Delivery] | None] = queue.SimpleQueue()
         self._scripts_loaded = False
-        self._resend = False
         self._trim_at = 0.0
         self._reserve_at = 0.0
-        self._run_id: str | None = None  # run of the broker's process at the last check
         self._give_up_at = math.inf  # when failed writes are not repeated any more, on the monotonic clock
+        self._replay = JournalReplay(broker, journal, retention_seconds)
         self._replay_journal()
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
         self._thread.start()
@@ -333,13 +331,13 @@ class Publisher:
                 log.warning("execution_superseded", **usage.billing_context.log_fields(), attempt=usage.attempt)
                 self._journal.drop(execution_key(usage))
             else:
-                _log_end(usage)
+                log_end(usage)
                 self._journal.confirm(execution_key(usage), stream_id.decode())
         failures = zip(round_.failures, results[len(round_.ends) :], strict=True)
         failed = []
         for (live, event, usage), state in failures:
             if state == 1:
-                _log_end(usage)
+                log_end(usage)
                 failed.append((live, event))
         if failed:
             self._send_failures(failed)
@@ -376,10 +374,9 @@ class Publisher:
         ]
 
     def _finish_args(
-        self, end: End, usage: ExecutionUsage, live: ActiveJob | None = None, events: Sequence[_LoggedEvent] = ()
+        self, end: End, usage: ExecutionUsage, live: ActiveJob, events: Sequence[_LoggedEvent]
     ) -> list[Any]:
-        embedded = live is not None and live.job.input_lengths
-        seconds = min(VECTORS_SECONDS, self._retention_seconds) if embedded else self._retention_seconds
+        seconds = min(VECTORS_SECONDS, self._retention_seconds) if live.job.input_lengths else self._retention_seconds
         encoded = encode(end)
         streamed = [Raw(event.encoded) for event in events if event.is_streamed]
         logged = [event.encoded for event in events]
@@ -391,7 +388,7 @@ class Publisher:
                 return write()
             except (redis.RedisError, OSError) as exc:
                 log.warning("broker_or_journal_unavailable", error=str(exc))
-                self._resend, self._scripts_loaded = True, False
+                self._replay.must_resend, self._scripts_loaded = True, False
                 if time.monotonic() >= self._give_up_at:
                     raise _PublishingGivenUp(str(exc)) from exc
                 time.sleep(RETRY_SECONDS)
@@ -401,47 +398,8 @@ class Publisher:
 
         Ends that the broker had are sent again if it lost them. The others were never sent, so their executions fail.
         """
-        for usage, stream_id in self._journal.open_events():
-            key = execution_key(usage)
-            if stream_id is None:
-                billing_context = usage.billing_context
-                failed = ExecutionUsage(
-                    billing_context, usage.attempt, "failed", "worker_lost", TokenCounts(), *_replica_fields(usage)
-                )
-                if usage.usage_source != "engine":  # the operator pays for the tokens
-                    failed = replace(usage, outcome="failed", finish_reason="worker_lost")
-                keys = [claim_key(billing_context.request_id, billing_context.execution), USAGE_STREAM]
-                self._until_done(lambda: self._fail_script(keys=keys, args=[usage.attempt, encode(failed)]))  # noqa: B023
-                self._journal.drop(key)
-                _log_end(failed)
-        self._resend = True
-        self._until_done(self._resend_confirmed)
-
-    def _resend_confirmed(self) -> None:
-        """Resend ends after an outage of the broker, which may have lost its last second of writes."""
-        if not self._resend:
-            return
-        for usage, stream_id in self._journal.open_events():
-            if stream_id is None:
-                continue
-            billing_context = usage.billing_context
-            end = self._end_of(usage)
-            keys = [
-                claim_key(billing_context.request_id, billing_context.execution),
-                USAGE_STREAM,
-                gateway_stream(""),
-                event_log_key(billing_context.request_id, usage.attempt),
-            ]
-            new_id = self._finish_script(keys=keys, args=self._finish_args(end, usage))
-            if new_id is not None:
-                self._journal.confirm(execution_key(usage), new_id.decode())
-        self._resend = False
-
-    def _end_of(self, usage: ExecutionUsage) -> End:
-        billing_context = usage.billing_context
-        seq = self._broker.llen(event_log_key(billing_context.request_id, usage.attempt))
-        reason = usage.finish_reason if usage.finish_reason in get_args(FinishReason) else "cancelled"
-        return End(billing_context.request_id, usage.attempt, int(seq), reason, None, usage.usage)  # type: ignore[arg-type]
+        self._until_done(self._replay.fail_unsent)
+        self._until_done(self._replay.resend)
 
     def _run_maintenance(self) -> None:
         """Reserve journal space, resend ends after an outage, and remove settled events from the journal."""
@@ -450,38 +408,12 @@ class Publisher:
             self._reserve_at = time.monotonic() + RESERVE_SECONDS
             self._journal.reserve()
         try:
-            self._resend_confirmed()
+            self._replay.resend()
             if time.monotonic() >= self._trim_at:
                 self._trim_at = time.monotonic() + TRIM_SECONDS
-                settled = self._settled_watermark()
-                # NOTE: the order matters: a watermark read after a restart would drop events that the broker has lost.
-                if self._detect_restart():
-                    self._resend = True
-                    self._resend_confirmed()
-                else:
-                    self._journal.settled_below(settled)
+                self._replay.remove_settled()
         except redis.RedisError as exc:
             log.warning("broker_unreachable", error=str(exc))
-
-    def _detect_restart(self) -> bool:
-        """Return whether the broker's process has changed since the last call. The client reconnects silently, so this
-        may be the only sign of a crash that lost the last second of writes."""
-        known, self._run_id = self._run_id, str(self._broker.info("server")["run_id"])
-        return known is not None and known != self._run_id
-
-    def _settled_watermark(self) -> tuple[int, int]:
-        """Return the usage stream's id below which every event is in PostgreSQL: the settler's oldest unacknowledged
-        id."""
-        try:
-            groups = self._broker.xinfo_groups(USAGE_STREAM)
-        except redis.ResponseError:  # no stream yet
-            return (0, 0)
-        for group in groups:
-            if group["name"] == USAGE_GROUP.encode():
-                oldest = self._broker.xpending(USAGE_STREAM, USAGE_GROUP)["min"]
-                milliseconds, sequence = parse_stream_id((oldest or group["last-delivered-id"]).decode())
-                return (milliseconds, sequence if oldest else sequence + 1)
-        return (0, 0)
 
 
 def _log(live: ActiveJob, event: Tokens | Vectors | Finished) -> _LoggedEvent:
@@ -529,25 +461,6 @@ def _text_logprobs(output: RequestOutput, *, include_stop: bool) -> list[TokenLo
     """
     ended_by_token = output.finish_reason == "stop" and not isinstance(output.stop_reason, str)
     return output.logprobs[:-1] if ended_by_token and not include_stop else output.logprobs
-
-
-def _log_end(usage: ExecutionUsage) -> None:
-    log.info(
-        "execution_finished",
-        **usage.billing_context.log_fields(),
-        attempt=usage.attempt,
-        outcome=usage.outcome,
-        finish_reason=usage.finish_reason,
-        prompt_tokens=usage.usage.prompt,
-        output_tokens=usage.usage.output,
-        queue_us=usage.queue_us,
-        ttft_us=usage.ttft_us,
-        duration_us=usage.duration_us,
-    )
-
-
-def _replica_fields(usage: ExecutionUsage) -> tuple[str, int]:
-    return usage.replica_id, usage.block_size
 
 
 def _microseconds(start: float, end: float) -> int:

@@ -23,6 +23,7 @@ from redis.exceptions import NoScriptError
 from inference_worker.checkpoints.encoder_config import EncoderConfig, read_model_config
 from inference_worker.checkpoints.model_source import ensure_model
 from inference_worker.contract import claims, valkey
+from inference_worker.contract.clocks import check_clock
 from inference_worker.contract.compute_support import ComputeSupport, OptionRefused
 from inference_worker.contract.cpu_placement import CpuPlacement
 from inference_worker.contract.deployments import ALL_WORKERS, WANTED_KEY, WantedState, decode_wanted
@@ -35,7 +36,7 @@ from inference_worker.contract.engine_config import (
     QuantizationName,
 )
 from inference_worker.contract.exits import take_over
-from inference_worker.contract.journal import RECORD_BYTES, Journal
+from inference_worker.contract.journal import RECORD_BYTES, Journal, JournalBusyError
 from inference_worker.contract.messages import (
     Claimed,
     Heartbeat,
@@ -53,6 +54,7 @@ from inference_worker.contract.request import RequestError
 from inference_worker.contract.settings import SELF_DRAFT, ModelSpec, WorkerSettings
 from inference_worker.contract.upstreams import UpstreamEngine, UpstreamSpec
 from inference_worker.contract.version import VERSION
+from inference_worker.contract.worker_names import default_name
 from inference_worker.engine.compute_path import choose_path, find_support, place_engine
 from inference_worker.engine.device import pick_device
 from inference_worker.engine.embeddings.embedding_engine import EmbeddingEngine
@@ -62,6 +64,8 @@ from inference_worker.worker.control import Control
 from inference_worker.worker.credentials import CredentialStore, needs_of
 from inference_worker.worker.engine_client import ActiveJob, Engine, ResidentEngine
 from inference_worker.worker.managed.engine import ManagedEngine, start_server
+from inference_worker.worker.name_lease import NameLease, describe_conflict, host_name
+from inference_worker.worker.orphaned_journals import OrphanedJournals
 from inference_worker.worker.publisher import Publisher
 from inference_worker.worker.reconciler import Reconciler
 from inference_worker.worker.relay.relay import Relay, describe_upstream
@@ -77,7 +81,7 @@ FIRST_RESTART_SECONDS = 1.0  # a managed server's pause; doubles with each failu
 MAX_RESTART_SECONDS = 120.0
 CLOSING_SECONDS = 5.0  # for cancelled executions to end
 MAX_WAKEUPS = 256  # taken from the list in one round trip
-MAX_HOST = 64  # characters of the name of the machine that are sent
+LOCK_WAIT_SECONDS = 5.0  # for the journal's lock, which another worker may have for a step (orphaned_journals.py)
 
 
 def model_spec(settings: WorkerSettings) -> ModelSpec | None:
@@ -106,7 +110,7 @@ def worker_name(settings: WorkerSettings) -> str:
     """Return the name of this worker.
 
     Raises:
-        SystemExit: the worker has neither a name nor a model. Two workers of one name would share slots and a journal.
+        SystemExit: the worker has neither a name nor a model.
     """
     spec = model_spec(settings)
     if settings.worker_name:
@@ -116,7 +120,7 @@ def worker_name(settings: WorkerSettings) -> str:
             f"MILLRACE_WORKER_NAME: set a stable name that no other worker has, such as {socket.gethostname()}-0;"
             f" MILLRACE_WORKER_MODEL={NO_MODEL} has no default"
         )
-    return f"{spec.name}-0"
+    return default_name(spec.name, settings.data_dir)
 
 
 def find_draft_model(spec: ModelSpec, directory: Path, data_dir: Path) -> tuple[Path | None, QuantizationName]:
@@ -242,8 +246,11 @@ class Worker:
         self._draining = threading.Event()
         self._drain_lock = threading.Lock()
         self._is_drained = False
-        journal_dir = settings.data_dir / "journal" / worker_name(settings)
-        journal = self._journal = Journal(journal_dir)
+        name = worker_name(settings)
+        self.broken = threading.Event()
+        self._name_lease = NameLease(self._broker, name, replica_id)
+        journal_dir = settings.data_dir / "journal" / name
+        journal = self._journal = self._open_journal(journal_dir, name)
         take_over(self._broker, journal_dir, replica_id)
         self._space = FreeSpace([settings.data_dir], settings.min_free_disk)
         self._space.look()
@@ -254,7 +261,7 @@ class Worker:
             retention_seconds=settings.stream_retention_seconds,
             on_broken=lambda: os._exit(os.EX_SOFTWARE),  # the journal is on disk: the next process continues
         )
-        self.broken = threading.Event()
+        self._orphaned_journals = OrphanedJournals(settings.valkey_url, journal_dir, settings.stream_retention_seconds)
         self.credentials = CredentialStore(
             self._broker,
             replica_id,
@@ -270,12 +277,32 @@ class Worker:
         pools = (*settings.worker_pools, *self._home_pool(), *settings.worker_on_demand_models)
         self._pools = tuple(dict.fromkeys(pools))
         self.replicas = Reconciler(
-            self._broker, worker_name(settings), replica_id, self._pools, self._load, home, on_demand_specs(settings)
+            self._broker, name, replica_id, self._pools, self._load, home, on_demand_specs(settings)
         )
-        sent = WorkerSupport(self._pools, support, socket.gethostname()[:MAX_HOST], int(time.time()))
+        sent = WorkerSupport(self._pools, support, host_name(), int(time.time()))
         self._control = Control(self._broker, replica_id, self, self._heartbeats, sent, self._prefix_digests)
         self.credentials.start()
         self.replicas.start()
+        self._orphaned_journals.start()
+
+    def _open_journal(self, directory: Path, name: str) -> Journal:
+        """Lock the journal, and take the lease of the worker's name.
+
+        Raises:
+            SystemExit: another running process has the name, or the clocks of this host and Valkey's differ.
+        """
+        try:
+            check_clock(self._broker)
+        except redis.RedisError as exc:
+            log.warning("broker_unreachable", error=str(exc))
+        try:
+            journal = Journal(directory, LOCK_WAIT_SECONDS)
+        except JournalBusyError as exc:
+            raise SystemExit(
+                f"{describe_conflict(name, self._name_lease.find_host())} ({directory} is locked)"
+            ) from exc
+        self._name_lease.take(journal.id, self.broken.set)
+        return journal
 
     def serve(self, wakeups: Sequence[Wakeup], replica_id: str = "") -> list[ActiveJob]:
         """Claim the executions of a task, and those that gateways have sent since, and submit them to the engine.
@@ -341,6 +368,7 @@ class Worker:
         with self._drain_lock:
             if self._is_drained:
                 return
+            self._name_lease.leave()
             for live in self.live():
                 self.requeue(live)
             self.replicas.close()
@@ -367,8 +395,10 @@ class Worker:
             if replica.loaded is not None:
                 replica.loaded.client.close()
         self._publisher.close()
+        self._orphaned_journals.close()
         self.credentials.close()
         self._control.close()
+        self._name_lease.release()
 
     def _submit(self, replica: LocalReplica, attempt: int, payload: bytes, num_pins: int) -> ActiveJob:
         """Submit a claimed job to the replica's engine."""

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, LiteralString, NamedTuple
 
-CHANNEL = "millrace:changes"  # in Valkey: a message makes gateways poll immediately
+CHANNEL = "millrace:changes"  # in Valkey: a message, which is a tenant's ID, makes gateways poll immediately
 RETENTION_SECONDS = 3600
 # In Valkey: a set of gateway IDs. Running gateways also have a `gateway_heartbeat_key`.
 GATEWAYS_KEY = "millrace:gateways"

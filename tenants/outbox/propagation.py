@@ -2,7 +2,8 @@
 
 Each gateway adds its ID to a set in Valkey when it has applied a change of limits or budgets. A change is confirmed
 when all running gateways are in its set. A gateway that cannot read the change feed stops admitting by its old data
-after 0.75 s (millrace.gateway.admission.budget_admission). A change is therefore never missed, only unconfirmed.
+after 0.75 s (millrace.gateway.admission.budget_admission), or with MILLRACE_STALE_KEY_SECONDS when it has received the
+message about the change. A change is therefore never missed, only unconfirmed.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ Pending = tuple[str, ...] | None  # IDs of gateways that have not applied a chan
 
 def after_commit(change: ChangeEventRow, report: Callable[[Pending], None]) -> None:
     """Wait for the gateways after the commit, and report those that have not applied the change."""
-    transaction.on_commit(lambda: report(wait_for_gateways(change.pk)))
+    transaction.on_commit(lambda: report(wait_for_gateways(change)))
 
 
-def wait_for_gateways(change_id: int) -> Pending:
+def wait_for_gateways(change: ChangeEventRow) -> Pending:
     """Wake the gateways, and wait up to `WAIT_SECONDS` until all running ones have applied the change."""
-    ends = time.monotonic() + WAIT_SECONDS
+    ends, change_id = time.monotonic() + WAIT_SECONDS, change.pk
     try:
         with valkey.connect(settings.MILLRACE.valkey_url, valkey.CONFIRMATIONS) as broker:
-            broker.publish(CHANNEL, str(change_id))
+            broker.publish(CHANNEL, str(change.tenant_id))
             while (pending := _find_pending(broker, change_id)) and time.monotonic() < ends:
                 time.sleep(POLL_SECONDS)
     except redis.RedisError as exc:

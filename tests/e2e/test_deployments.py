@@ -153,7 +153,7 @@ def test_a_deployment_that_cannot_be_loaded_reports_the_reason(stack: Stack, tmp
     try:
         eventually(lambda: run_deployments("show", "broken")["state"] == "failed")
         assert str(missing) in run_deployments("show", "broken")["reason"]
-        assert httpx2.get(f"{stack.url}/readyz", timeout=60).status_code == 200
+        assert httpx2.get(f"{stack.url}/readyz?models=all", timeout=60).status_code == 200
     finally:
         run_deployments("remove", "broken")
 

@@ -13,8 +13,6 @@ import httpx2
 
 from tests.support.stack import MODEL, Stack, eventually
 
-WORKER = f"{MODEL}-0"
-
 
 def operate(stack: Stack, call: str) -> None:
     """Run an operator's action in a separate process."""
@@ -34,11 +32,11 @@ def test_a_cordoned_worker_completes_its_requests_and_gets_no_new_ones(stack: St
     with ThreadPoolExecutor(1) as pool:
         begun = pool.submit(send, stack, 400)
         eventually(lambda: stack.metric("millrace_kv_blocks_used"))
-        operate(stack, f"do_cordon({WORKER!r})")
+        operate(stack, f"do_cordon({stack.worker_name!r})")
         eventually(lambda: send(stack, 1).status_code == 503)
         assert send(stack, 1).json()["error"]["code"] == "model_loading"
         assert begun.result().json()["usage"]["completion_tokens"] == 400
-    operate(stack, f"do_uncordon({WORKER!r})")
+    operate(stack, f"do_uncordon({stack.worker_name!r})")
     eventually(lambda: send(stack, 1).status_code == 200)
 
 
@@ -48,9 +46,9 @@ def test_a_drained_worker_returns_requests_that_have_not_started(stack: Stack) -
     threads = [threading.Thread(target=lambda: responses.append(send(stack, 60))) for _ in range(48)]
     for thread in threads:
         thread.start()
-    operate(stack, f"do_cordon({WORKER!r}, drain=True)")
+    operate(stack, f"do_cordon({stack.worker_name!r}, drain=True)")
     eventually(lambda: send(stack, 1).status_code == 503)
-    operate(stack, f"do_uncordon({WORKER!r})")
+    operate(stack, f"do_uncordon({stack.worker_name!r})")
     for thread in threads:
         thread.join()
     answered = [answer for answer in responses if answer.status_code == 200]

@@ -155,7 +155,7 @@ def claimed_without_tokens(broker: redis.Redis, worker: str) -> set[str]:
 @pytest.mark.extended  # with a replica of the test: tests/integration/gateway/test_dispatch.py
 @pytest.mark.usefixtures("second_worker")
 def test_waiting_requests_move_from_a_stopped_worker_and_are_billed_once(stack: Stack, broker: redis.Redis) -> None:
-    first = f"{MODEL}-0"
+    first = stack.worker_name
 
     def send(number: int) -> tuple[str, int]:
         content = f"{number} is the number. " + "apple pear plum cherry quince " * 150

@@ -19,6 +19,7 @@ import httpx2
 import openai
 import psutil
 
+from inference_worker.contract.worker_names import default_name
 from millrace.environment.configuration import read_env_file
 from millrace.local.program import die_with_parent
 from tenants.isolation import db_roles
@@ -79,11 +80,15 @@ class Stack:
     def worker(self) -> int:
         return self.pid("inference_worker", model=MODEL)
 
+    @property
+    def worker_name(self) -> str:
+        return default_name(MODEL, self.data_dir)
+
     def gateway(self) -> int:
         return self.pid("uvicorn")
 
     def wait_until_ready(self) -> None:
-        eventually(lambda: httpx2.get(f"{self.url}/readyz", timeout=20).status_code == 200, START_SECONDS)
+        eventually(lambda: httpx2.get(f"{self.url}/readyz?models=all", timeout=20).status_code == 200, START_SECONDS)
 
     def events(self, **filters: str) -> list[dict[str, Any]]:
         """Return settled usage events of the demo tenant from the management API."""

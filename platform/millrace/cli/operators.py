@@ -168,7 +168,7 @@ def _readiness(session: Session) -> None:
 
     url = find_connection(session.profile, os.environ, config_path()).url
     try:
-        found = httpx2.get(f"{url}/readyz", timeout=30).json()
+        found = httpx2.get(f"{url}/readyz", params={"models": "all"}, timeout=30).json()
         rows = [{"name": name, "state": state} for name, state in found["checks"].items()]
         rows += [{"name": name, "state": state} for name, state in found["down"].items()]
     except (httpx2.HTTPError, ValueError, KeyError, AttributeError) as exc:

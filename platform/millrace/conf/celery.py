@@ -40,7 +40,6 @@ app.conf.update(
     accept_content=["json"],
     beat_schedule=_beat_schedule,
     beat_scheduler="millrace.conf.scheduler:WorkScheduler",
-    beat_schedule_filename=str(_settings.data_dir / "beat-schedule"),
     result_backend=None,
     task_acks_late=True,
     task_default_queue="web",

@@ -4,21 +4,27 @@ The schedules of the apps name a function for each such task in `WORK_CHECKS`. I
 has work, or None if there is none. A check costs one query, while a task also costs a message, its acknowledgement and
 the same query in a web job. A task without work is checked after REST_SECONDS, or as soon as work is announced
 (tenants.work). Otherwise it is checked by its schedule.
+
+Any number of beats may run. Only the active one sends tasks (millrace.conf.active_beat).
 """
 
 from __future__ import annotations
 
 import heapq
 import time
+from datetime import datetime
 from typing import Any
 
 import django.db
 import redis
 import structlog
-from celery.beat import PersistentScheduler
+from celery.beat import Scheduler
+from celery.schedules import crontab
 from django.utils.module_loading import import_string
 
 from millrace.apps.batches.schedule import WORK_CHECKS as BATCHES
+from millrace.conf.active_beat import ActiveBeat, LastRuns
+from millrace.environment.configuration import platform_settings
 from tenants.schedule import WORK_CHECKS as TENANTS
 from tenants.work import WorkListener
 
@@ -29,13 +35,14 @@ REST_SECONDS = 10.0  # between two checks of a task without work, if none is ann
 RETRY_SECONDS = 1.0  # after Valkey could not be reached
 
 
-class WorkScheduler(PersistentScheduler):
-    """Sends the tasks that are due and have work."""
+class WorkScheduler(Scheduler):
+    """Sends the tasks that are due and have work, while this process is the active beat."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._checked_at = dict.fromkeys(WORK_CHECKS, float("-inf"))  # monotonic
         self._check_at = dict(self._checked_at)
         self._listener = WorkListener()
+        self._active_beat = ActiveBeat(platform_settings().data_dir)
         super().__init__(*args, **options)
 
     def populate_heap(self, *args: Any, **options: Any) -> None:
@@ -47,12 +54,39 @@ class WorkScheduler(PersistentScheduler):
 
     def tick(self, *args: Any, **options: Any) -> float:
         """Send a task that is due, or wait until one may be due. Return 0, since Celery's own pause cannot be ended."""
+        last_runs = self._active_beat.keep(self._last_runs)
+        if last_runs is not None:
+            self._continue_from(last_runs)
+        if not self._active_beat.is_active:
+            self._wait(self._active_beat.seconds_until_renewal)
+            return 0.0
         seconds = super().tick(*args, **options)
         if seconds > 0 and (seconds := min(seconds, self.check_work())) > 0:
-            self._wait(seconds)
-            if self.should_sync():
-                self._do_sync()  # type: ignore[attr-defined]
+            self._wait(min(seconds, self._active_beat.seconds_until_renewal))
         return 0.0
+
+    def apply_entry(self, entry: Any, producer: Any = None) -> None:
+        """Send the entry's task, unless this process has lost its lease. Its successor then sends it."""
+        if not self._active_beat.is_active:
+            return
+        super().apply_entry(entry, producer=producer)
+        if isinstance(entry.schedule, crontab):
+            self._active_beat.renew_soon()
+
+    def close(self) -> None:
+        """Let another beat become active."""
+        self._active_beat.release(self._last_runs())
+        super().close()
+
+    def _last_runs(self) -> LastRuns:
+        return {name: entry.last_run_at.isoformat() for name, entry in self.schedule.items() if entry.last_run_at}
+
+    def _continue_from(self, last_runs: LastRuns) -> None:
+        """Continue from the times at which the previous active beat sent its tasks."""
+        for name, at in last_runs.items():
+            if name in self.schedule:
+                self.schedule[name].last_run_at = datetime.fromisoformat(at)
+        self._heap = None  # the next tick computes when each entry is due
 
     def check_work(self) -> float:
         """Check the tasks whose time has come, and send those with work. Return the seconds until the next check."""

@@ -1,6 +1,7 @@
 """The web jobs and beat in one process, which `millrace up` runs: `python -m millrace.conf.web_jobs`.
 
-On several machines they are separate programs, since there may be any number of web jobs and only one beat.
+On several machines there may be any number of both, also as separate programs. One beat is active at a time
+(millrace.conf.active_beat).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class BeatThread(threading.Thread):
             os._exit(os.EX_SOFTWARE)
 
     def stop(self) -> None:
-        """Let beat store when its tasks have run last."""
+        """Let beat store when its tasks were sent last, and end its lease."""
         self._is_stopping = True
         self._service.stop()
         publish_announcement()  # which ends beat's wait

@@ -270,6 +270,12 @@ class PlatformSettings(SharedSettings):
         "maximum time of a database statement of the console and the management API; longer ones are canceled, and the"
         " response is 504",
     )
+    stale_key_seconds: int = env.env(
+        env.integer(0, 1800),
+        "0",
+        "time for which cached API keys stay valid while PostgreSQL does not answer, in seconds; a revocation takes"
+        " effect later by up to this time; 0: new requests get 503",
+    )
     queue_timeout_seconds: int = env.env(
         env.integer(1, 3600), "30", "maximum time that a request waits for a worker, in seconds"
     )

@@ -41,11 +41,13 @@ from millrace.gateway.auth.active_requests import ActiveRequests
 from millrace.gateway.auth.authentication import KeyStore
 from millrace.gateway.auth.callers import CallerStore
 from millrace.gateway.auth.revocation import ChangeFeedReader
+from millrace.gateway.auth.stale_window import StaleWindow, answer_within
 from millrace.gateway.core.activity import Activity
 from millrace.gateway.core.asyncio_utils import run_for
 from millrace.gateway.core.body_memory import BodyMemory
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.cors import CrossOrigin
+from millrace.gateway.core.readiness import OK, STALE, Readiness
 from millrace.gateway.core.request_db import TenantConnectionPool
 from millrace.gateway.dispatch.dispatcher import Dispatcher
 from millrace.gateway.dispatch.jobs import InferenceJobBuilder
@@ -69,6 +71,7 @@ log = structlog.get_logger(__name__)
 
 STOP_SECONDS = 8.0  # for each part of the gateway; `millrace up` kills the process 10 s after its requests had to end
 CHECK_SECONDS = 1.0  # a dependency that takes longer is not ready
+NOT_LOADED = "not loaded yet"
 GC_THRESHOLD = (
     5000  # objects of a young collection: requests in progress are not garbage, and few objects are in cycles
 )
@@ -91,11 +94,14 @@ class Gateway:
         self.control_database = _make_pool(settings, max_size=2)
         self.active_requests = ActiveRequests()
         activity = self.activity = Activity(lambda: bool(self.dispatcher.in_flight or self.active_requests))
-        self.keys = KeyStore(self.broker, self.database, settings.key_peppers, activity=activity)
+        self.stale_window = StaleWindow(settings.stale_key_seconds)
+        self.keys = KeyStore(
+            self.broker, self.database, settings.key_peppers, activity=activity, stale_window=self.stale_window
+        )
         self.callers = CallerStore(settings.database_url, settings.key_peppers)
         self.cross_origin = CrossOrigin(settings.allowed_origins, self.database)
         leases = BudgetLeaseStore(self.database, self.id, settings.request_timeout_seconds)
-        self.budget_admission = BudgetAdmission(leases, self.broker, self.blocking_broker, activity)
+        self.budget_admission = BudgetAdmission(leases, self.broker, self.blocking_broker, activity, self.stale_window)
         self.changes = ChangeFeedReader(
             self.control_database,
             self.blocking_broker,
@@ -239,22 +245,35 @@ class Gateway:
             except Exception:
                 log.exception("gateway_stop_failed", part=name)
 
-    async def readiness(self) -> dict[str, str]:
-        """Return each dependency of this gateway with `ok` or a description of its problem."""
+    async def readiness(self) -> Readiness:
+        """Check what this gateway needs, and the models that it should serve."""
         database, present, _ = await asyncio.gather(
             self._check_database(), self._read_replicas(), self.activity.refresh()
         )
-        valkey = "unreachable" if present is None else "ok"
-        checks = {"postgres": database, "valkey": valkey, "disk": self.disk.check()}
-        checks["prices"] = "ok" if self.admission.budgets.has_prices else "not loaded yet"
-        for name in self._required_models():
-            model = self.router.find_served(name)
-            key = name if model is None else model.key
-            ready = {*self.dispatcher.replicas.find_ready(key), *self.dispatcher.replicas.find_loadable(key)}
-            if present is not None:  # without replicas whose exit the monitor has not seen yet
-                ready &= present
-            checks[f"model {name}"] = "ok" if ready else "no replica is ready"
-        return checks
+        own = {
+            "postgres": database,
+            "valkey": "unreachable" if present is None else OK,
+            "disk": self.disk.check(),
+            "prices": OK if self.admission.budgets.has_prices else NOT_LOADED,
+            "catalog": OK if self.catalog.is_loaded else NOT_LOADED,
+            "replicas": OK if self.monitor.knows_replicas else NOT_LOADED,
+        }
+        models = {f"model {name}": self._check_model(name, present) for name in self._required_models()}
+        return Readiness(own, models)
+
+    def _check_model(self, name: str, present: set[str] | None) -> str:
+        """Return whether a replica takes requests for the model.
+
+        Args:
+            present: the replicas with a heartbeat in Valkey, without those whose exit the monitor has not seen yet;
+                None if Valkey is unreachable.
+        """
+        model = self.router.find_served(name)
+        key = name if model is None else model.key
+        ready = {*self.dispatcher.replicas.find_ready(key), *self.dispatcher.replicas.find_loadable(key)}
+        if present is not None:
+            ready &= present
+        return OK if ready else "no replica is ready"
 
     def _required_models(self) -> list[str]:
         """Return the models that a ready gateway serves: those of the settings, unless an operator has changed that."""
@@ -281,15 +300,16 @@ class Gateway:
         self.metrics.outboxes.totals = tuple(read_totals(outbox_totals))
 
     async def _check_database(self) -> str:
+        """Return `stale` if PostgreSQL does not answer, and requests of cached keys are accepted nevertheless."""
         try:
-            async with (
-                asyncio.timeout(CHECK_SECONDS),
-                self.control_database.connection(timeout=CHECK_SECONDS) as connection,
-            ):
-                await connection.execute("SELECT 1")
+            await answer_within(CHECK_SECONDS, self._query_database())
         except (psycopg.Error, PoolTimeout, TimeoutError):
-            return "unreachable"
-        return "ok"
+            return STALE if self.stale_window.is_open else "unreachable"
+        return OK
+
+    async def _query_database(self) -> None:
+        async with self.control_database.connection(timeout=CHECK_SECONDS) as connection:
+            await connection.execute("SELECT 1")
 
     async def _read_replicas(self) -> set[str] | None:
         """Return the IDs of the replicas with a heartbeat in Valkey, or None if Valkey is unreachable."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from inference_worker.contract import env
 from inference_worker.contract.exits import report_last_exit
 from inference_worker.contract.settings import HUB_PREFIX, ModelSpec, WorkerSettings, format_models
+from inference_worker.contract.worker_names import default_name
 from millrace.environment import configuration
 from millrace.environment.private_files import write_private
 from millrace.local.bundled_models import ModelChoice, choose_models, read_machine_size
@@ -152,7 +153,7 @@ class Stack:
         environ = {name: value for name, value in self.environ().items() if name not in {*hidden, f"{ON_DEMAND}_FILE"}}
         return environ | {
             "MILLRACE_WORKER_MODEL": spec.name,
-            "MILLRACE_WORKER_NAME": f"{spec.name}-0",
+            "MILLRACE_WORKER_NAME": default_name(spec.name, self.data_dir),
             ON_DEMAND: ",".join(self.on_demand) if spec.name == self.default_model else "",
         }
 
@@ -257,7 +258,7 @@ def is_serving(host: str, port: int, model: str) -> bool:
     """Return whether the gateway reports that it can serve requests for the model. Other models may still load."""
     connection = http.client.HTTPConnection(host, port, timeout=2)
     try:
-        connection.request("GET", "/readyz")
+        connection.request("GET", "/readyz?models=all")
         checks = json.loads(connection.getresponse().read())["checks"]
     except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
         return False

@@ -16,6 +16,7 @@ from django.test import TestCase
 from inference_worker.contract.credentials import WORKER_KEYS_KEY
 from millrace.apps.batches.models import Batch
 from millrace.conf import scheduler
+from millrace.conf.active_beat import ActiveBeat
 from millrace.conf.celery import app
 from millrace.conf.scheduler import WORK_CHECKS, WorkScheduler, seconds_until_work
 from millrace.conf.web_jobs import BeatThread, make_service
@@ -44,11 +45,13 @@ def kind() -> Iterator[JobKind]:
 
 
 @pytest.fixture
-def schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[WorkScheduler, list[str]]]:
-    """Return a scheduler of the platform's schedule, and the names of the entries that it has sent."""
+def schedule(db: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[WorkScheduler, list[str]]]:
+    """Return an active scheduler of the platform's schedule, and the names of the entries that it has sent."""
     sent: list[str] = []
     monkeypatch.setattr(WorkScheduler, "apply_async", lambda self, entry, **_: sent.append(entry.name))
-    found = WorkScheduler(app, schedule_filename=str(tmp_path / "schedule"))
+    found = WorkScheduler(app)
+    found._active_beat = ActiveBeat(tmp_path)
+    found._active_beat.keep(dict)
     yield found, sent
     found.close()
 

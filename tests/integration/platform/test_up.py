@@ -22,6 +22,7 @@ from inference_worker.checkpoints.model_config import ModelError
 from inference_worker.contract.command_line import format_command
 from inference_worker.contract.env import load
 from inference_worker.contract.settings import parse_models
+from inference_worker.contract.worker_names import ID_FILE
 from millrace.cli import up as up_command
 from millrace.cli.first_request import measure_first_token
 from millrace.cli.startup_message import greeting
@@ -160,11 +161,13 @@ def test_only_the_preparation_receives_the_tables_owner(tmp_path: Path) -> None:
 def test_workers_receive_neither_the_database_url_nor_secrets(tmp_path: Path) -> None:
     secret_file = tmp_path / "key"
     secret_file.write_text("k" * 40)
-    stack = Stack(dict(os.environ) | {"MILLRACE_PREFIX_CACHE_SECRET_FILE": str(secret_file)})
+    environ = {"MILLRACE_PREFIX_CACHE_SECRET_FILE": str(secret_file), "MILLRACE_DATA_DIR": str(tmp_path)}
+    stack = Stack(dict(os.environ) | environ)
     worker = next(program for program in stack.programs() if program.name.startswith("worker-"))
     assert not [name for name in worker.environ if name.removesuffix("_FILE") in NOT_FOR_WORKERS]
     assert worker.environ["MILLRACE_VALKEY_URL"] == os.environ["MILLRACE_VALKEY_URL"]
-    assert worker.environ["MILLRACE_WORKER_NAME"] == f"{worker.environ['MILLRACE_WORKER_MODEL']}-0"
+    model, worker_id = worker.environ["MILLRACE_WORKER_MODEL"], (tmp_path / ID_FILE).read_text().strip()
+    assert worker.environ["MILLRACE_WORKER_NAME"] == f"{model}-{worker_id}"
 
 
 @pytest.mark.parametrize(

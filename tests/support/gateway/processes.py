@@ -75,10 +75,10 @@ class GatewayProcess:
         return answer
 
     async def ready(self) -> bool:
-        """Return whether the gateway is ready."""
+        """Return whether the gateway and its models are ready."""
         assert self.process.poll() is None, "the gateway ended"
         try:
-            return (await self.client.get("/readyz")).status_code == 200
+            return (await self.client.get("/readyz?models=all")).status_code == 200
         except httpx2.TransportError:
             return False
 

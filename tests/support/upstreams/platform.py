@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -77,7 +78,7 @@ def upstream_platform(
     environ = os.environ | {
         "MILLRACE_DATABASE_URL": database,
         "MILLRACE_WORKER_MODEL": "none",
-        "MILLRACE_WORKER_NAME": f"relay-{port}",  # with an own journal: another test's usage is not sent again
+        "MILLRACE_WORKER_NAME": f"relay-{port}",
         "MILLRACE_WORKER_POOLS": "default",
         "MILLRACE_REQUEST_TIMEOUT_SECONDS": "60",
         "UPSTREAM_SECRETS": json.dumps(secrets),
@@ -99,6 +100,9 @@ def upstream_platform(
             process.send_signal(signal.SIGKILL)
             process.wait()
         client.close()
+        # Otherwise the worker of the next test settles this journal.
+        journal = Path(environ["MILLRACE_DATA_DIR"]) / "journal" / environ["MILLRACE_WORKER_NAME"]
+        shutil.rmtree(journal, ignore_errors=True)
 
 
 def _start(arguments: Sequence[str], environ: dict[str, str]) -> subprocess.Popen[bytes]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -19,6 +18,7 @@ from millrace.gateway.http.endpoints.inference import ChatCompletions, Unknown
 from millrace.gateway.http.endpoints.models import ModelsEndpoint
 from millrace.gateway.routes import documented_consumers
 from tenants.keys.snapshot import ApiKeySnapshot
+from tests.support.gateway.http_calls import call
 from tests.support.gateway.keys import KEY, MODEL
 from tools.openapi.operations import OPERATIONS
 
@@ -30,15 +30,6 @@ class Keys:
         if b"authorization" not in headers:
             raise ApiError("invalid_api_key", "No API key provided.")
         return msgspec.structs.replace(KEY, allowed_origins=(TENANT,))
-
-
-class Response:
-    def __init__(self) -> None:
-        self.status, self.body = 0, b""
-        self.headers: dict[str, str] = {}
-
-    def json(self) -> Any:
-        return msgspec.json.decode(self.body)
 
 
 @pytest.fixture
@@ -61,36 +52,6 @@ def gateway(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     )
     monkeypatch.setattr("millrace.gateway.http.consumer.running_gateway", lambda: found)
     return found
-
-
-async def call(
-    consumer: type[HttpConsumer], method: str, path: str = "/v1/models", query: str = "", **headers: str
-) -> Response:
-    response, over = Response(), asyncio.Event()
-    is_sent = False
-
-    async def receive() -> dict[str, Any]:
-        nonlocal is_sent
-        if not is_sent and method == "POST":
-            is_sent = True
-            return {"type": "http.request", "body": b"", "more_body": False}
-        await over.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(message: dict[str, Any]) -> None:
-        if message["type"] == "http.response.start":
-            response.status = message["status"]
-            response.headers = {name.decode(): value.decode() for name, value in message["headers"]}
-        else:
-            response.body += message["body"]
-            if not message["more_body"]:
-                over.set()
-
-    named = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-    scope = {"type": "http", "method": method, "path": path, "client": ("127.0.0.1", 1), "headers": named}
-    scope |= {"url_route": {"kwargs": {}}, "query_string": query.encode()}
-    await asyncio.wait_for(consumer.as_asgi()(scope, receive, send), 60)
-    return response
 
 
 pytestmark = pytest.mark.usefixtures("gateway")

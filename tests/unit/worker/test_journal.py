@@ -90,6 +90,23 @@ def test_a_confirmation_in_a_later_segment_finds_its_event(tmp_path: Path, monke
     again.close()
 
 
+def test_a_journal_that_is_opened_without_a_record_does_not_grow(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.append([make_usage(make_job())])
+    journal.close()
+    for _ in range(5):  # the first time, the segment in reserve becomes the current one
+        again = Journal(tmp_path)
+        assert len(again.open_events()) == 1 and again.is_reserved
+        again.close()
+    assert len(list(tmp_path.glob("*.journal"))) == 3
+    again = Journal(tmp_path)
+    again.append([make_usage(make_job("req_2"))])
+    again.close()
+    again = Journal(tmp_path)
+    assert len(again.open_events()) == 2
+    again.close()
+
+
 def test_two_workers_cannot_share_a_journal(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     with pytest.raises(JournalBusyError, match="MILLRACE_WORKER_NAME"):

@@ -12,6 +12,7 @@ from inference_worker.contract import env
 from inference_worker.contract.engine_config import CPU_PROFILES, PROFILES, EngineConfig, EngineProfile, ProfileName
 from inference_worker.contract.output_formats import REASONING_FORMATS, TOOL_FORMATS
 from inference_worker.contract.settings import ModelSpec, WorkerSettings, format_models, parse_models
+from inference_worker.contract.worker_names import read_worker_id
 from inference_worker.worker.worker import find_draft_model, on_demand_specs, step_limits, worker_name
 
 
@@ -137,8 +138,8 @@ def test_the_memory_of_the_kv_cache_is_a_size_or_a_share() -> None:
             settings(kv_cache_memory=wrong)
 
 
-def test_a_worker_without_a_model_needs_a_name() -> None:
-    assert worker_name(settings()) == "smollm2-135m-0"
+def test_a_worker_without_a_model_needs_a_name(tmp_path: Path) -> None:
+    assert worker_name(settings(data_dir=tmp_path)) == f"smollm2-135m-{read_worker_id(tmp_path)}"
     assert worker_name(settings(worker_model="none", worker_name="gpu-1")) == "gpu-1"
     with pytest.raises(SystemExit, match="MILLRACE_WORKER_NAME: set a stable name"):
         worker_name(settings(worker_model="none"))

@@ -1,4 +1,4 @@
-"""Cordons, machine costs, samples of replicas, and health events.
+"""Cordons, machine costs, samples of replicas, health events, and the lease of the active beat.
 
 Tenants' database role cannot read these rows.
 """
@@ -113,3 +113,23 @@ class HealthEvent(models.Model):
 
     def __str__(self) -> str:
         return self.title
+
+
+class BeatLease(models.Model):
+    """The right to send periodic tasks, in one row. Of several beats, its holder is active (millrace.conf.active_beat).
+
+    A row instead of a lock of a database session, which does not work behind PgBouncer.
+    """
+
+    id = models.SmallIntegerField(primary_key=True)
+    holder = models.CharField(max_length=128, help_text="host and process")
+    place = models.CharField(max_length=64, null=True, help_text="the lock file that the holder has locked")
+    fencing_number = models.BigIntegerField(help_text="increases each time that a beat takes the lease")
+    expires_at = models.DateTimeField()
+    last_runs = models.JSONField(default=dict, help_text="name of each entry -> when its task was sent last")
+
+    class Meta:
+        constraints: ClassVar = [models.CheckConstraint(name="beat_lease_single_row", condition=Q(id=1))]
+
+    def __str__(self) -> str:
+        return f"{self.holder}, fencing number {self.fencing_number}"

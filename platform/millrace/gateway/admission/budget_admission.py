@@ -7,6 +7,10 @@ Before a rejection, the other gateways return what they have leased but not admi
 (`REVOKE_LEASES_CHANNEL`). The lease of an unresponsive gateway stays reserved until none of its requests can run any
 more. If only such a lease is missing, the response is 503 with `retry-after` instead of 429.
 
+While PostgreSQL does not answer, requests are admitted from leases until these expire, and in the stale window
+(millrace.gateway.auth.stale_window) also by the known budget periods of a key. Without a lease, only a key without hard
+budgets is admitted then. Its soft and dry-run budgets do not count these requests.
+
 The settler releases an execution's reservation when it settles the usage event. While a budget is contended, the
 gateway releases the unused part before that: see early_release.py.
 """
@@ -42,6 +46,7 @@ from millrace.gateway.admission.cost_estimate import CostEstimate
 from millrace.gateway.admission.early_release import EarlyReleases
 from millrace.gateway.admission.spend_limits import SpendLimits
 from millrace.gateway.auth.authentication import FRESH_SECONDS
+from millrace.gateway.auth.stale_window import ANSWER_SECONDS, StaleWindow, answer_within
 from millrace.gateway.core.activity import Activity, Poll
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.commands import CommandConnection
@@ -77,7 +82,9 @@ class BudgetAdmission:
         broker: redis.Redis,
         blocking_broker: redis.Redis,
         activity: Activity | None = None,
+        stale_window: StaleWindow | None = None,
     ) -> None:
+        self._stale_window = stale_window or StaleWindow()
         self._store = store
         self._price_pauses = Poll(activity)
         self._broker = broker
@@ -154,12 +161,18 @@ class BudgetAdmission:
         chain = self._find_chain(demand)
         if chain is None:
             async with self._opening.setdefault(demand.key.key_id, asyncio.Lock()):
-                chain = self._find_chain(demand) or await self._open(demand)
+                chain = self._find_chain(demand) or await self._open_or_use_stale(demand)
         lease = chain.lease if chain.budget_periods else None
         if chain.budget_periods and (lease is None or not lease.take(amount, time.monotonic())):
-            lease, max_tokens, amount = await self._take_from_new_lease(
-                estimate, chain, max_tokens, amount, may_reduce=may_reduce
-            )
+            lease = None
+            if not self._admits_without_lease(chain):
+                try:
+                    lease, max_tokens, amount = await self._take_from_new_lease(
+                        estimate, chain, max_tokens, amount, may_reduce=may_reduce
+                    )
+                except ApiError:
+                    if not self._admits_without_lease(chain):
+                        raise
         reserved = msgspec.structs.replace(
             admitted,
             max_tokens=max_tokens,
@@ -194,15 +207,41 @@ class BudgetAdmission:
         return True
 
     def _find_chain(self, demand: AdmissionRequest) -> BudgetChain | None:
-        """Return the key's budget chain, if it is current."""
+        """Return the key's budget chain, if it is current, or if the last query failed and the stale window covers it.
+
+        The request's key was looked up before, so that query is at most a second old.
+        """
+        chain = self._find_known_chain(demand)
+        if chain is None or not self._is_stale() or self._stale_window.covers(chain.tenant_id):
+            return chain
+        return None
+
+    def _find_known_chain(self, demand: AdmissionRequest) -> BudgetChain | None:
+        """Return the key's budget chain, of which changes may have been missed."""
         chain = self._by_key.get(demand.key.key_id)
-        if chain is None or self._is_stale():
-            return None
-        return chain if chain.starts <= demand.admitted_at < chain.ends else None
+        return chain if chain is not None and chain.starts <= demand.admitted_at < chain.ends else None
+
+    def _admits_without_lease(self, chain: BudgetChain) -> bool:
+        """Return whether no budget can reject a request, and no lease can be had since PostgreSQL does not answer."""
+        return not chain.has_hard_budget and self._stale_window.covers(chain.tenant_id)
 
     def _is_stale(self) -> bool:
         """Return whether changes may have been missed, for example after a pause of this process."""
         return time.monotonic() - self._polled_at >= FRESH_SECONDS
+
+    async def _open_or_use_stale(self, demand: AdmissionRequest) -> BudgetChain:
+        """Read the key's budget periods. If PostgreSQL does not answer, use the known ones in the stale window."""
+        if self._find_known_chain(demand) is None or not self._stale_window.may_cover(demand.key.tenant_id):
+            return await self._open(demand)
+        try:
+            return await answer_within(ANSWER_SECONDS, self._open(demand))
+        except (ApiError, TimeoutError) as exc:
+            if isinstance(exc, TimeoutError):
+                self._stale_window.note_error(exc)
+            chain = self._find_known_chain(demand)  # a change may have removed it meanwhile
+            if chain is None or not self._stale_window.covers(chain.tenant_id):
+                raise _unavailable(exc) from exc
+            return chain
 
     async def _open(self, demand: AdmissionRequest) -> BudgetChain:
         """Read the key's budget periods at the time of the request."""
@@ -214,6 +253,7 @@ class BudgetAdmission:
                     key.tenant_id, key.project_id, key.key_id, admitted_at
                 )
             except _UNREACHABLE as exc:
+                self._stale_window.note_error(exc)
                 raise _unavailable(exc) from exc
             ids = tuple(budget_period.id for budget_period in budget_periods)
             chain = BudgetChain(key.tenant_id, budget_periods)
@@ -336,6 +376,7 @@ class BudgetAdmission:
                 self._abandon(leasing, chain)
                 raise
             except _UNREACHABLE as exc:
+                self._stale_window.note_error(exc)
                 self._abandon(leasing, chain)
                 if lease is not None:
                     self._return_later(chain, lease)

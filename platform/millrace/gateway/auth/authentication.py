@@ -2,7 +2,8 @@
 
 Only key snapshots are read here, never Django's models (see tenants.keys.snapshot). A cached snapshot is valid while
 the change feed is read (millrace.gateway.auth.revocation): a change removes it within one poll. While the change feed
-cannot be read, the caches are not used and each request queries the database.
+cannot be read, the caches are not used and each request queries the database. If the database does not answer either,
+this process's cache is used in the stale window (millrace.gateway.auth.stale_window), which is empty by default.
 
 Wrong keys are limited for each client address (tenants.keys.wrong_keys). Cached keys are never affected. If an
 address is over its limit, its other keys are looked up in batches (millrace.gateway.auth.paced_lookups): a valid key
@@ -24,6 +25,7 @@ import structlog
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from millrace.gateway.auth.paced_lookups import PacedLookups
+from millrace.gateway.auth.stale_window import ANSWER_SECONDS, StaleWindow, answer_within
 from millrace.gateway.core.activity import Activity
 from millrace.gateway.core.errors import ApiError, unavailable
 from tenants.keys import snapshot
@@ -59,7 +61,9 @@ class KeyStore:
         peppers: Sequence[str],
         wrong_keys: WrongKeyThrottle | None = None,
         activity: Activity | None = None,
+        stale_window: StaleWindow | None = None,
     ) -> None:
+        self.stale_window = stale_window or StaleWindow()
         self._broker = broker
         self._database = database
         self._peppers = peppers
@@ -149,14 +153,15 @@ class KeyStore:
         hashes = snapshot.possible_hashes(secret, self._peppers)
         now = time.monotonic()
         fresh = now - self._polled_at < FRESH_SECONDS
-        if fresh and (cached := self._cache.get(hashes[0])) is not None:
+        cached = self._cache.get(hashes[0])
+        if cached is not None and (fresh or self.stale_window.replaces_query(cached.tenant_id)):
             return cached
         is_within_limit = self._wrong_keys.take(address)
         if fresh and now - self._unknown.get(hashes[0], float("-inf")) < UNKNOWN_SECONDS:
             found = None
         else:
             try:
-                found = await self._look_up_until_current(hashes, now, fresh=fresh, paced=not is_within_limit)
+                found = await self._look_up_or_use_stale(hashes, now, fresh=fresh, paced=not is_within_limit)
             except BaseException:
                 if is_within_limit:
                     self._wrong_keys.release(address)
@@ -188,6 +193,24 @@ class KeyStore:
             return exc
         return ApiError("invalid_api_key", message)
 
+    async def _look_up_or_use_stale(
+        self, hashes: tuple[bytes, ...], now: float, *, fresh: bool, paced: bool
+    ) -> ApiKeySnapshot | None:
+        """Look the key up. If the database does not answer, use this process's cache in the stale window."""
+        cached = self._cache.get(hashes[0])
+        lookup = self._look_up_until_current(hashes, now, fresh=fresh, paced=paced)
+        if cached is None or not self.stale_window.may_cover(cached.tenant_id):
+            return await lookup
+        try:
+            return await answer_within(ANSWER_SECONDS, lookup)
+        except (ApiError, TimeoutError) as exc:
+            if isinstance(exc, TimeoutError):
+                self.stale_window.note_error(exc)
+            cached = self._cache.get(hashes[0])  # a change may have removed it meanwhile
+            if cached is None or not self.stale_window.covers(cached.tenant_id):
+                raise unavailable() from exc
+            return cached
+
     async def _look_up_until_current(
         self, hashes: tuple[bytes, ...], now: float, *, fresh: bool, paced: bool
     ) -> ApiKeySnapshot | None:
@@ -214,6 +237,7 @@ class KeyStore:
     def note_poll(self, polled_at: float) -> None:
         """Record that all changes up to the monotonic time `polled_at` were applied."""
         self._polled_at = polled_at
+        self.stale_window.note_poll(polled_at)
 
     def forget(self) -> None:
         """Clear the caches, since changes may have been missed."""
@@ -256,7 +280,9 @@ class KeyStore:
         try:
             row = await (self._paced.read_row(hashes) if paced else self._read_row(hashes))
         except (psycopg.Error, PoolTimeout) as exc:
+            self.stale_window.note_error(exc)
             raise _unreachable(exc) from exc
+        self.stale_window.note_answer()
         if row is None:
             return None
         key_hash, payload = row

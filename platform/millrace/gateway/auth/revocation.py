@@ -3,7 +3,8 @@
 The change feed (tenants.outbox.change_feed) is polled four times a second, and less often while the gateway rests
 (core.activity); a message over Valkey triggers a poll earlier. Each change is applied immediately: cached snapshots are
 dropped, and the active requests of revoked keys end with an error event. A poll succeeds only if all changes were
-applied. Without a successful poll in the last 750 ms, every request queries the database.
+applied. Without a successful poll in the last 750 ms, every request queries the database
+(millrace.gateway.auth.stale_window has the exception).
 """
 
 from __future__ import annotations
@@ -183,7 +184,10 @@ class ChangeFeedReader:
                     await pubsub.subscribe(change_feed.CHANNEL)
                     self._poll_pauses.run_now()  # a message may have been sent before the subscription
                     while True:
-                        if await pubsub.get_message(timeout=30) is not None:
+                        message = await pubsub.get_message(timeout=30)
+                        if message is not None:
+                            if message["data"].isdigit():
+                                self._keys.stale_window.note_change(int(message["data"]))
                             self._poll_pauses.run_now()
             except (redis.RedisError, OSError) as exc:
                 log.warning("broker_unreachable", error=str(exc))

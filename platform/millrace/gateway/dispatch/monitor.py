@@ -42,6 +42,7 @@ from millrace.gateway.dispatch.orphans import OVERDUE_SECONDS, OrphanSweep
 
 log = structlog.get_logger(__name__)
 
+KNOWN_AFTER_ROUNDS = 3  # exchanges in which each running replica has sent two heartbeats, so that it is seen alive
 DIGEST_ROUNDS = 2  # between readings of the digests of prefix caches
 FIRST_RENOTIFY_SECONDS = 1.5  # a lost task is sent again after TASK_LOST_MS
 RENOTIFY_SECONDS = 5.0
@@ -59,6 +60,7 @@ class DispatchMonitor:
         self._pauses = Poll(activity)
         self._broker = dispatcher.broker
         self._replicas = dispatcher.replicas
+        self._exchanges = 0  # of heartbeats, since the start
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -66,6 +68,11 @@ class DispatchMonitor:
 
     async def stop(self) -> None:
         await cancel_and_wait(self._tasks)
+
+    @property
+    def knows_replicas(self) -> bool:
+        """Return whether heartbeats were read for long enough to know all running replicas."""
+        return self._exchanges >= KNOWN_AFTER_ROUNDS
 
     async def _run(self) -> None:
         rounds = 0
@@ -99,6 +106,7 @@ class DispatchMonitor:
             pipe.zrange(EXITS_KEY, 0, -1)
             send_gateway_heartbeat(pipe, self._dispatcher.gateway_id, self._heartbeat())
             heartbeats, cordoned, exited, *_ = await pipe.execute()
+        self._exchanges += 1
         return self._replicas.update(heartbeats, cordoned, exited)
 
     async def _read_digests(self) -> None:

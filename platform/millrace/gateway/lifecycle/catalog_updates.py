@@ -103,6 +103,7 @@ class CatalogUpdater:
         self._retry_at: dict[str, float] = {}  # deployment key -> when its files are read again
         self._tasks: list[asyncio.Task[None]] = []
         self.wanted: WantedDeployments | None = None
+        self.is_loaded = False  # whether the wanted deployments were read once
 
     async def start(self) -> None:
         self._tasks = [asyncio.create_task(self._run())]
@@ -123,6 +124,7 @@ class CatalogUpdater:
     async def update(self) -> None:
         """Read the wanted deployments, and change the catalog as far as the replicas allow."""
         self.wanted = await _read(self._broker) or self.wanted
+        self.is_loaded = True
         if self.wanted is None:
             return
         for each in self.wanted.deployments:

@@ -1,14 +1,16 @@
-"""/healthz: the process runs. /readyz: it can serve requests. /metrics: metrics for Prometheus."""
+"""/healthz: the process runs. /readyz: it can accept requests. /metrics: metrics for Prometheus."""
 
 from __future__ import annotations
 
 import secrets
 
 from millrace.environment.processes import read_processes
-from millrace.gateway.core.errors import ApiError
+from millrace.gateway.core.errors import ApiError, invalid
 from millrace.gateway.http.consumer import HttpConsumer
+from millrace.gateway.http.queries import read_query
 from tenants.keys.ip_allowlist import is_allowed
 
+ALL_MODELS = "all"
 LOOPBACK = ("127.0.0.0/8", "::1/128")
 
 
@@ -22,17 +24,23 @@ class Healthz(HttpConsumer):
 
 
 class Readyz(HttpConsumer):
+    """Whether this gateway's own needs are met; with `models=all`, also whether each model has a replica."""
+
     endpoint = "readyz"
     method = "GET"
     logged = False
+    query_names = ("models",)
 
     async def handle(self) -> None:
-        checks = await self.gateway.readiness()
-        ready = all(state == "ok" for state in checks.values())
+        models = read_query(self.scope, self.query_names).get("models")
+        if models not in (None, ALL_MODELS):
+            raise invalid("models", f"models must be {ALL_MODELS}.")
+        readiness = await self.gateway.readiness()
+        ready = readiness.is_ready(with_models=models == ALL_MODELS)
         # A process that is down does not make this gateway unready: `checks` covers what requests need.
         processes = read_processes(self.gateway.settings.data_dir)
         not_running = {process.name: str(process.describe()) for process in processes if not process.running}
-        response = {"status": "ready" if ready else "not ready", "checks": checks, "down": not_running}
+        response = {"status": "ready" if ready else "not ready", "checks": readiness.checks, "down": not_running}
         await self.respond_json(200 if ready else 503, response)
 
 

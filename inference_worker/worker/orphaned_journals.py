@@ -1,0 +1,94 @@
+"""Journals of workers that do not run: a worker settles those in its directory whose lock no process holds.
+
+They remain after a worker was renamed, or its model removed. Such a journal is locked only for the moments of a step,
+so a worker that returns under its name waits for at most one step (Journal's `wait_seconds`).
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import msgspec
+import redis
+import structlog
+
+from inference_worker.contract import valkey
+from inference_worker.contract.exits import report_stored_exit
+from inference_worker.contract.journal import Journal, JournalBusyError
+from inference_worker.worker.journal_replay import JournalReplay
+
+log = structlog.get_logger(__name__)
+
+STEP_SECONDS = 10.0
+CLOSING_SECONDS = 5.0
+
+
+class OrphanedJournals:
+    """The thread that settles the orphaned journals of one directory."""
+
+    def __init__(self, valkey_url: str, own: Path, retention_seconds: int) -> None:
+        """
+        Args:
+            own: directory of this worker's journal. The others are beside it.
+        """
+        self._broker = valkey.connect(valkey_url, valkey.SUPERVISOR)
+        self._own = own
+        self._retention_seconds = retention_seconds
+        self._replays: dict[Path, JournalReplay] = {}
+        self._unreadable: set[Path] = set()  # journals that another version wrote, or that are damaged
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="orphaned-journals", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join(CLOSING_SECONDS)
+        self._broker.close()
+
+    def step(self) -> None:
+        """Send what the orphaned journals have, and delete those whose events are all settled."""
+        for directory in sorted(path.parent for path in self._own.parent.glob("*/lock")):
+            if directory == self._own or directory in self._unreadable or not any(directory.glob("*.journal")):
+                continue
+            try:
+                journal = Journal(directory)
+            except JournalBusyError:
+                continue
+            except (ValueError, msgspec.MsgspecError) as exc:
+                log.error("journal_unreadable", journal=directory.name, error=str(exc))
+                self._unreadable.add(directory)
+                continue
+            try:
+                self._settle(directory, journal)
+            finally:
+                journal.close()
+
+    def _settle(self, directory: Path, journal: Journal) -> None:
+        report_stored_exit(self._broker, directory)
+        replay = self._replays.get(directory)
+        if replay is None:
+            log.info("orphaned_journal_found", journal=directory.name, events=len(journal.open_events()))
+            replay = self._replays[directory] = JournalReplay(self._broker, journal, self._retention_seconds)
+        replay.journal = journal
+        replay.fail_unsent()
+        replay.resend()
+        replay.remove_settled()
+        if not journal.open_events():
+            journal.delete_segments()
+            del self._replays[directory]
+            log.info("orphaned_journal_settled", journal=directory.name)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self.step()
+            except (redis.RedisError, OSError) as exc:
+                log.warning("broker_or_journal_unavailable", error=str(exc))
+            except Exception:  # the worker's own executions must not be affected
+                log.exception("orphaned_journals_failed")
+            if self._closing.wait(STEP_SECONDS):
+                return
