@@ -1,4 +1,7 @@
-"""A POST to a URL of a tenant, limited in time and size, to a checked IP address. Does not import Django."""
+"""A request to a URL of a tenant or operator, limited in time and size, to a checked IP address.
+
+Does not import Django.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,13 @@ class WebhookResponse(NamedTuple):
     @property
     def is_success(self) -> bool:
         return self.status is not None and 200 <= self.status < 300
+
+
+class RawResponse(NamedTuple):
+    """A response: its status, and the beginning of its body."""
+
+    status: int
+    body: bytes
 
 
 class _Pinned(HTTPConnection):
@@ -72,43 +82,64 @@ def post(
 ) -> WebhookResponse:
     """POST the body to the URL without following redirects. Failures are in the result and do not raise."""
     began = time.monotonic()
-    connection = None
     try:
-        target = parse(url, private_hosts)
-        connection = _Pinned(target, addresses(target, private_hosts), seconds)
-        timer = threading.Timer(seconds, connection.abort)
-        timer.daemon = True
-        timer.start()
-        try:
-            connection.request("POST", target.path, body, dict(headers))
-            response = connection.getresponse()
-            excerpt = response.read(MAX_RESPONSE_BYTES)
-        finally:
-            timer.cancel()
-        if connection.is_over:  # the truncated response may look complete
-            raise TimeoutError
-    except (OSError, HTTPException, TargetRefused, ValueError) as exc:
-        return WebhookResponse(
-            None, _milliseconds_since(began), _message(exc, is_timeout=_milliseconds_since(began) >= seconds * 1000)
+        status, excerpt = exchange(
+            "POST", url, headers, body, private_hosts=private_hosts, seconds=seconds, max_bytes=MAX_RESPONSE_BYTES
         )
-    finally:
-        if connection is not None:
-            connection.close()
+    except (OSError, HTTPException, TargetRefused, ValueError) as exc:
+        return WebhookResponse(None, _milliseconds_since(began), describe_failure(exc))
     text = excerpt.decode(errors="replace").replace("\0", "\N{REPLACEMENT CHARACTER}")
-    is_success = 200 <= response.status < 300
-    error = "" if is_success else Text("The response status was %(status)s.", status=response.status)
-    return WebhookResponse(response.status, _milliseconds_since(began), error, text)
+    is_success = 200 <= status < 300
+    error = "" if is_success else Text("The response status was %(status)s.", status=status)
+    return WebhookResponse(status, _milliseconds_since(began), error, text)
+
+
+def exchange(
+    method: str,
+    url: str,
+    headers: Mapping[str, str],
+    body: bytes | None,
+    *,
+    private_hosts: Collection[str],
+    seconds: float,
+    max_bytes: int,
+) -> RawResponse:
+    """Send a request to the URL without following redirects, and return the response with `max_bytes` of its body.
+
+    Raises:
+        TargetRefused: the host is internal and none of `private_hosts`.
+        OSError, HTTPException, ValueError: there was no response in time.
+    """
+    target = parse(url, private_hosts)
+    connection = _Pinned(target, addresses(target, private_hosts), seconds)
+    timer = threading.Timer(seconds, connection.abort)
+    timer.daemon = True
+    timer.start()
+    try:
+        connection.request(method, target.path, body, dict(headers))
+        response = connection.getresponse()
+        found = RawResponse(response.status, response.read(max_bytes))
+    except (OSError, HTTPException) as exc:
+        if connection.is_over:
+            raise TimeoutError from exc
+        raise
+    finally:
+        timer.cancel()
+        connection.close()
+    if connection.is_over:  # the truncated response may look complete
+        raise TimeoutError
+    return found
 
 
 def _milliseconds_since(began: float) -> int:
     return round((time.monotonic() - began) * 1000)
 
 
-def _message(error: Exception, *, is_timeout: bool) -> str:
-    """Return the error message for the tenant."""
+def describe_failure(error: Exception) -> str:
+    """Return the message of an error of `exchange`, for the tenant or operator who set the URL."""
     if isinstance(error, TargetRefused):
         return text_of(error)
-    if is_timeout or isinstance(error, TimeoutError):
+    if isinstance(error, TimeoutError):
         return Text("The endpoint did not respond in time.")
     if isinstance(error, ssl.SSLCertVerificationError):
         return Text("The certificate is not valid: %(reason)s.", reason=error.verify_message)

@@ -11,6 +11,7 @@ from playwright.sync_api import Locator, Page, expect
 from tenants import actions
 from tenants.models import ApiKey, Tenant, User
 from tests.support.frontend.console import PASSWORD
+from tests.support.frontend.sessions import forget_authentication
 from tests.support.rows import unscoped
 from tests.support.waiting import eventually
 
@@ -27,15 +28,6 @@ def tenant(table: None) -> Tenant:
 
 def expire_session() -> None:
     Session.objects.all().delete()
-
-
-def forget_authentication() -> None:
-    """Remove the recent authentication from the sessions, which stay signed in."""
-    for row in Session.objects.all():
-        data = row.get_decoded()
-        data.pop("account_authentication_methods", None)
-        row.session_data = Session.objects.encode(data)
-        row.save()
 
 
 def new_key(page: Page, name: str) -> Locator:

@@ -98,7 +98,7 @@ def _gib(num_bytes: int) -> str:
 
 
 def _fragment(ctx: PageContext, **context: Any) -> HttpResponse:
-    return HttpResponse(render_to_string("operator/deployments/form.html#fit", context, ctx.request))
+    return HttpResponse(render_to_string("operator/deployments/model.html#fit", context, ctx.request))
 
 
 urlpatterns = [

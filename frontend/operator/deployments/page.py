@@ -104,6 +104,15 @@ def _read_costs(now: datetime) -> dict[str, ModelCost]:
 _COSTS = SharedValue(timedelta(seconds=15), _read_costs)
 
 
+def deployment_of(ctx: PageContext) -> Deployment:
+    """Return the deployment that the page's URL names.
+
+    Raises:
+        Http404: it does not exist.
+    """
+    return ctx.get(lambda: Deployment.objects.filter(name=ctx.arguments["name"]))
+
+
 def statuses(ctx: PageContext) -> list[DeploymentStatus]:
     """Return the deployments with their states, computed once for all panels."""
     return ctx.once("deployments", _statuses)

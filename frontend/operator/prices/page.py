@@ -15,7 +15,7 @@ from django.utils.translation import gettext as _
 from billing.currencies.amounts import DEFAULT_CURRENCY, NANO_DIGITS, decimal
 from billing.models import Price, PriceBook, PriceVersion, Rerating
 from billing.pricing.currencies import currency_of
-from billing.rates.price_book import NewPrice, PriceRanges, ranges_of
+from billing.rates.price_book import MAX_NAME_LENGTH, NewPrice, PriceRanges, ranges_of
 from billing.rates.price_files import CSV_COLUMNS, weekdays_text
 from billing.rates.pricing import MINUTES_A_DAY, NO_END, UTC_ZONE, Component, Tier
 from frontend.core.labels import choice_label
@@ -24,6 +24,7 @@ from frontend.core.page_context import PageContext
 from frontend.core.screens import MAX_RESULTS_PER_KIND, SearchResult
 from frontend.tenant.prices.page import COLUMNS, models_of
 from tenants import csv_tables
+from tenants.actions.sole_operators import find_sole_operator_obstacle
 from tenants.models import Tenant
 
 MAX_MODELS = 25
@@ -129,6 +130,32 @@ def priced_models(ctx: PageContext) -> list[str]:
 def plain_prices(ctx: PageContext, model: str, tier: str) -> list[NewPrice]:
     """Return the active prices of a model in a tier. Call inside `ctx.scope()`."""
     return as_new(prices_at(_owner_of(ctx), ctx.now).filter(model=model, tier=tier)) if model else []
+
+
+def copy_prices(ctx: PageContext) -> dict[str, Any]:
+    """Return what was typed into a model's form, with the prices of the model to copy from; empty without one."""
+    source = ctx.query.get("copy_from", "")[:MAX_NAME_LENGTH]
+    if not source:
+        return {}
+    with ctx.scope():
+        prices = plain_prices(ctx, source, ctx.query.get("tier", Tier.STANDARD.value))
+        prices = prices or plain_prices(ctx, source, Tier.STANDARD.value)
+    typed = ("model", "tier", "copy_from", "book", "tenant", "since", "note")
+    return {name: ctx.query.get(name, "") for name in typed} | usd_fields(prices)
+
+
+def usd_fields(prices: Iterable[NewPrice]) -> dict[str, str]:
+    """Return prices as initial values of a model's form, without those of ranges."""
+    return {price.component.value: usd(price.nano_per_million) for price in prices if is_plain(price)}
+
+
+def describe_draft(ctx: PageContext, *, is_new: bool) -> str:
+    """Return the message after a draft was created or updated: whether another operator must publish it."""
+    if find_sole_operator_obstacle(ctx.user) is None:
+        return _("Draft created.") if is_new else _("Draft updated.")
+    if is_new:
+        return _("Draft created. Another operator must publish it.")
+    return _("Draft updated. Another operator must publish it.")
 
 
 def _owner_of(ctx: PageContext) -> PriceBooksQuery:

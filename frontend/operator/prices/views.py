@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -22,7 +22,7 @@ from billing.pricing.prices import (
     do_publish_prices,
     do_revise_prices,
 )
-from billing.rates.price_book import MAX_NAME_LENGTH, NewPrice, Proposal, parse
+from billing.rates.price_book import MAX_NAME_LENGTH, Proposal, parse
 from billing.rates.pricing import Tier
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data, form_view
@@ -35,7 +35,6 @@ from frontend.core.rendering import render_form_errors, render_page
 from frontend.core.screens import ConsoleScreen
 from frontend.operator.prices import detail, forms, page
 from frontend.operator.prices.studio import StudioForm, find_studio, page_data, project
-from tenants.actions.sole_operators import find_sole_operator_obstacle
 from tenants.models import Tenant
 from tenants.request_costs import REPORT_COST
 
@@ -115,7 +114,7 @@ def studio(ctx: PageContext) -> HttpResponse:
         ),
         submit=_("Create draft"),
         back=ctx.url("operator-prices"),
-        message=lambda _done: _describe_done(ctx, is_new=True),
+        message=lambda _done: page.describe_draft(ctx, is_new=True),
         then=lambda made: ctx.url("operator-prices-detail", made.pk),
         template="operator/prices/studio.html",
         breadcrumbs=(_book(ctx),),
@@ -164,8 +163,8 @@ def edit(ctx: PageContext) -> HttpResponse:
         proposal, initial = parse(row.body), _owner_and_note(row)
     if len(proposal.model_tiers) == 1 and not proposal.withdrawn and all(map(page.is_plain, proposal.prices)):
         ((name, tier),) = proposal.model_tiers
-        initial |= {"model": name, "tier": tier.value} | _usd_fields(proposal.prices)
-        form: forms.PriceDraftForm = _model_form(ctx, _copy_prices(ctx) or initial)
+        initial |= {"model": name, "tier": tier.value} | page.usd_fields(proposal.prices)
+        form: forms.PriceDraftForm = _model_form(ctx, page.copy_prices(ctx) or initial)
         template = "operator/prices/page.html#model"
     else:
         form = forms.CsvImportForm(bound_data(ctx), ctx.request.FILES or None, initial=initial | _as_csv(proposal))
@@ -191,20 +190,11 @@ def _draft(
         lambda data: _propose(ctx, data, row),
         submit=_("Create draft") if row is None else _("Save"),
         back=ctx.url("operator-prices") if row is None else ctx.url("operator-prices-detail", row.pk),
-        message=lambda _done: _describe_done(ctx, is_new=row is None),
+        message=lambda _done: page.describe_draft(ctx, is_new=row is None),
         then=lambda made: ctx.url("operator-prices-detail", made.pk),
         template=template,
         breadcrumbs=(_book(ctx),),
     )
-
-
-def _describe_done(ctx: PageContext, *, is_new: bool) -> str:
-    """Return the message after a draft was created or updated: whether another operator must publish it."""
-    if find_sole_operator_obstacle(ctx.user) is None:
-        return _("Draft created.") if is_new else _("Draft updated.")
-    if is_new:
-        return _("Draft created. Another operator must publish it.")
-    return _("Draft updated. Another operator must publish it.")
 
 
 def _propose(ctx: PageContext, data: dict[str, Any], row: PriceVersion | None) -> PriceVersion:
@@ -392,28 +382,12 @@ def _price_owner(ctx: PageContext) -> dict[str, Any]:
 
 def _plain(ctx: PageContext) -> dict[str, Any]:
     """Return the initial values of a model's form."""
-    if copied := _copy_prices(ctx):
+    if copied := page.copy_prices(ctx):
         return copied
     name, tier = ctx.query.get("model", "")[:MAX_NAME_LENGTH], ctx.query.get("tier", Tier.STANDARD.value)
     with ctx.scope():
         initial = _price_owner(ctx) | {"model": name, "tier": tier}
-        return initial | _usd_fields(page.plain_prices(ctx, name, tier))
-
-
-def _copy_prices(ctx: PageContext) -> dict[str, Any]:
-    """Return what was typed into a model's form, with the prices of the model to copy from; empty without one."""
-    source = ctx.query.get("copy_from", "")[:MAX_NAME_LENGTH]
-    if not source:
-        return {}
-    with ctx.scope():
-        prices = page.plain_prices(ctx, source, ctx.query.get("tier", Tier.STANDARD.value))
-        prices = prices or page.plain_prices(ctx, source, Tier.STANDARD.value)
-    typed = ("model", "tier", "copy_from", "book", "tenant", "since", "note")
-    return {name: ctx.query.get(name, "") for name in typed} | _usd_fields(prices)
-
-
-def _usd_fields(prices: Iterable[NewPrice]) -> dict[str, str]:
-    return {price.component.value: page.usd(price.nano_per_million) for price in prices if page.is_plain(price)}
+        return initial | page.usd_fields(page.plain_prices(ctx, name, tier))
 
 
 def _owner_and_note(row: PriceVersion) -> dict[str, Any]:

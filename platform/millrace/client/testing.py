@@ -34,6 +34,14 @@ class TestCallResult:
     ttft_ms: int | None  # None: not a stream
     total_ms: int
     cost_usd: str | None  # exact; None: a stream
+    request_id: str = ""  # empty: unknown
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Return the speed after the first token; None without a stream, or with one token."""
+        if self.ttft_ms is None or self.tokens < 2 or self.total_ms <= self.ttft_ms:
+            return None
+        return (self.tokens - 1) * 1000 / (self.total_ms - self.ttft_ms)
 
     @property
     def summary(self) -> str:
@@ -69,7 +77,7 @@ def send_test_call(
             raise TestCallFailed(_error_text(model, response))
         answer = response.json()
         text = str(answer["choices"][0]["message"].get("content") or "")
-        return _result(model, text, answer.get("usage"), None, total_ms, response.headers.get("x-millrace-cost-usd"))
+        return _result(model, text, answer.get("usage"), None, total_ms, response.headers)
     except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeEncodeError) as exc:
         raise TestCallFailed(f"{model}: {exc}. Check the URL and the key, and that the platform runs.") from exc
 
@@ -80,6 +88,7 @@ def _read_stream(
     model, text, usage, ttft_ms = body["model"], "", None, None
     body = body | {"stream": True, "stream_options": {"include_usage": True}}
     with httpx2.stream("POST", f"{url}/v1/chat/completions", json=body, headers=headers, timeout=timeout) as response:
+        received = response.headers
         if response.status_code != 200:
             response.read()
             raise TestCallFailed(_error_text(model, response))
@@ -96,16 +105,31 @@ def _read_stream(
                     ttft_ms = _ms_since(started)
                 text += part
     total_ms = _ms_since(started)
-    return _result(model, text, usage, total_ms if ttft_ms is None else ttft_ms, total_ms, None)
+    return _result(model, text, usage, total_ms if ttft_ms is None else ttft_ms, total_ms, received)
 
 
 def _result(
-    model: str, text: str, usage: dict[str, Any] | None, ttft_ms: int | None, total_ms: int, cost: str | None
+    model: str,
+    text: str,
+    usage: dict[str, Any] | None,
+    ttft_ms: int | None,
+    total_ms: int,
+    received: httpx2.Headers,
 ) -> TestCallResult:
     usage = usage or {}
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     prompt_tokens, tokens = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
-    return TestCallResult(model, text, prompt_tokens, cached, tokens, ttft_ms, total_ms, cost)
+    return TestCallResult(
+        model,
+        text,
+        prompt_tokens,
+        cached,
+        tokens,
+        ttft_ms,
+        total_ms,
+        received.get("x-millrace-cost-usd"),
+        received.get("x-request-id", ""),
+    )
 
 
 def _error_text(model: str, response: httpx2.Response) -> str:

@@ -32,7 +32,7 @@ from tests.support.frontend.console import remembered
 from tests.support.rows import unscoped
 
 pytestmark = pytest.mark.django_db(transaction=True)
-FIT = "/operator/deployments/fit"
+FIT, ADD = "/operator/deployments/fit", "/operator/deployments/new/path"
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_a_shared_value_is_computed_once_in_its_period() -> None:
 def test_the_fit_of_a_model_is_checked_in_a_job(operator: Client, broker: redis.Redis, tmp_path: Path) -> None:
     source = write_qwen3(tmp_path / "model")
     fields = {"source": str(source), "dtype": "bfloat16", "quantization": "int4", "max_model_len": "64"}
-    assert "Check fit" in operator.get("/operator/deployments/new").content.decode()
+    assert "Check fit" in operator.get(ADD).content.decode()
     started = operator.post(FIT, fields).content.decode()
     (address,) = re.findall(r'hx-get="([^"]+)"', started)
     assert operator.get(address).content.decode() == started  # the check runs
@@ -127,12 +127,12 @@ def test_a_source_that_cannot_be_loaded_is_refused_unless_forced(operator: Clien
     source = write_qwen3(tmp_path / "model")
     (source / "tokenizer.json").write_text("{}")
     fields = ADDED | {"source": str(source)}
-    refused = operator.post("/operator/deployments/new", fields)
+    refused = operator.post(ADD, fields)
     assert refused.status_code == 422
     assert "tokenizer.json" in refused.content.decode()
     assert "Set force to use it anyway" in refused.content.decode()
     assert not unscoped(Deployment).filter(name="own")
-    assert operator.post("/operator/deployments/new", fields | {"force": "on"}).status_code == 303
+    assert operator.post(ADD, fields | {"force": "on"}).status_code == 303
     assert unscoped(Deployment).get(name="own").source == str(source)
 
 
@@ -147,14 +147,14 @@ def test_a_model_that_does_not_fit_is_refused_unless_forced_or_changed(
     assert "Does not fit" in result
     (check_id,) = re.findall(r'name="fit_check" value="([^"]+)"', result)
     for _ in range(2):  # the page with the error has the check, too
-        refused = operator.post("/operator/deployments/new", fields | {"fit_check": check_id})
+        refused = operator.post(ADD, fields | {"fit_check": check_id})
         assert refused.status_code == 422
         assert "Tick “Force” to use it anyway." in refused.content.decode()
         (check_id,) = re.findall(r'name="fit_check" value="([^"]+)"', refused.content.decode())
     changed = fields | {"fit_check": check_id, "kv_cache_memory": ""}
-    assert operator.post("/operator/deployments/new", changed).status_code == 303
+    assert operator.post(ADD, changed).status_code == 303
     forced = fields | {"fit_check": check_id, "name": "other", "force": "on"}
-    assert operator.post("/operator/deployments/new", forced).status_code == 303
+    assert operator.post(ADD, forced).status_code == 303
 
 
 def test_a_fit_check_ends_in_time(

@@ -2,35 +2,40 @@
 
 from __future__ import annotations
 
-import json
 import re
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 import redis
 from django.test import Client
 
-from billing.models import DailyCost
+from billing.models import CompiledRateCard, DailyCost
+from billing.pricing.prices import do_propose_prices, do_publish_prices
+from billing.rates.price_book import NewPrice, Proposal, nano_per_million
+from billing.rates.pricing import Component, Tier
+from frontend.operator.deployments import testing
 from inference_worker.contract.upstream_limits import leases_key, limits_key
 from millrace.apps.deployments.deployments import do_add_deployment, do_update_deployment
 from millrace.apps.deployments.models import Deployment
 from millrace.apps.request_log.models import RequestRecord
+from millrace.client.testing import TestCallResult
 from tenants import actions
 from tenants.actions.credentials import do_update_credential
 from tenants.credentials.encryption import decrypt_secret
 from tenants.isolation.scopes import tenant_scope
 from tenants.models import UpstreamCredential, User
+from tests.support.frontend.console import meter
 from tests.support.rows import unscoped
 from tests.support.tenants.management_api import reauthenticated
+from tests.support.upstreams.fake_gateway import KEY, REQUEST_ID, fake_gateway
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 URL = "/operator/deployments/"
+HTMX = {"hx-request": "true"}
 FIELDS = {
     "name": "remote",
     "engine": "openai",
@@ -51,40 +56,18 @@ def operator(broker: redis.Redis) -> Client:
     return reauthenticated(client)  # type: ignore[arg-type, return-value]
 
 
-class Gateway(BaseHTTPRequestHandler):
-    """A gateway that answers one chat completion, or rejects the key."""
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
-        is_known = self.headers["authorization"] == "Bearer sk-mr-known"
-        answer: dict[str, Any] = {
-            "choices": [{"message": {"content": "Hello!"}}],
-            "usage": {"prompt_tokens": 9, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}},
-        }
-        body = json.dumps(answer if is_known else {"error": {"message": "Wrong API key."}}).encode()
-        self.send_response(200 if is_known else 401)
-        self.send_header("x-millrace-cost-usd", "0.000042")
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None: ...
-
-
 @pytest.fixture
 def gateway(settings: Any) -> Iterator[None]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Gateway) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        settings.MILLRACE = replace(settings.MILLRACE, public_url=f"http://127.0.0.1:{server.server_port}")
+    with fake_gateway() as url:
+        settings.MILLRACE = replace(settings.MILLRACE, public_url=url)
         yield
-        server.shutdown()
 
 
 def test_an_upstream_is_added_and_edited_with_the_form(operator: Client) -> None:
-    wrong = operator.post(f"{URL}new-upstream", FIELDS | {"base_url": "http://10.0.0.1/v1"})
+    wrong = operator.post(f"{URL}new/openai", FIELDS | {"base_url": "http://10.0.0.1/v1"})
     assert "Use an https:// URL with a public address" in wrong.content.decode()
     assert "sk-entered-in-the-form" not in wrong.content.decode()
-    added = operator.post(f"{URL}new-upstream", FIELDS)
+    added = operator.post(f"{URL}new/openai", FIELDS | {"force": "on"})
     assert added.status_code == 303, added.content.decode()
     (row,) = unscoped(Deployment).filter(name="remote")
     assert (row.source, row.concurrency, row.tools, row.images) == ("https://api.openai.com/v1", 8, True, False)
@@ -102,10 +85,10 @@ def test_an_upstream_is_added_and_edited_with_the_form(operator: Client) -> None
 def test_a_managed_engine_is_added_and_edited_with_the_form(operator: Client) -> None:
     fields = {name: value for name, value in FIELDS.items() if name != "secret"}
     fields |= {"engine": "managed", "preset": "vllm", "command": "vllm serve {model}"}
-    refused = operator.post(f"{URL}new-upstream", fields)
+    refused = operator.post(f"{URL}new/managed", fields)
     assert (refused.status_code, "needs {port}" in refused.content.decode()) == (422, True)
     fields["command"] = "VLLM_API_KEY={api_key} vllm serve {model} --host {host} --port {port}"
-    added = operator.post(f"{URL}new-upstream", fields)
+    added = operator.post(f"{URL}new/managed", fields)
     assert added.status_code == 303, added.content.decode()
     shown = operator.get(f"{URL}remote/edit").content.decode()
     assert "vllm serve {model} --host {host}" in shown
@@ -115,15 +98,64 @@ def test_a_managed_engine_is_added_and_edited_with_the_form(operator: Client) ->
 
 
 @pytest.mark.usefixtures("gateway")
-def test_a_test_call_shows_latency_usage_and_cost(operator: Client) -> None:
+def test_a_test_call_shows_its_answer_speed_usage_and_cost(operator: Client) -> None:
     do_add_deployment("remote", engine="openai", preset="openai", upstream_model="gpt-x")
-    sent = operator.post(f"{URL}remote/test", {"api_key": "sk-mr-known", "prompt": "Hi"}, follow=True)
-    text = sent.content.decode()
-    assert "9 prompt (4 cached) and 3 completion tokens in" in text
-    assert "for 0.000042 USD" in text
-    refused = operator.post(f"{URL}remote/test", {"api_key": "sk-mr-other", "prompt": "Hi"}).content.decode()
-    assert "status 401: Wrong API key." in refused
-    assert "sk-mr-other" not in refused
+    price = NewPrice("remote", Tier.STANDARD, Component.OUTPUT, nano_per_million("10"))
+    do_publish_prices(do_propose_prices(Proposal((price,))), by=None)
+    (card,) = unscoped(CompiledRateCard).filter(model="remote")
+    tenant = actions.do_create_tenant("acme", "Acme")
+    meter(tenant, request_id=REQUEST_ID, model="remote", output=300_000, price_version=card.pk)
+    sent = operator.post(f"{URL}remote/test", {"api_key": KEY, "prompt": "Hi"})
+    shown = " ".join(re.sub(r"<[^>]*>", " ", sent.content.decode()).split())
+    assert sent.status_code == 200
+    assert "Answered Hello!" in shown
+    assert re.search(r"TTFT \d+ ms Tokens/s \d+\.\d Tokens 9 input \( ?4 cached\), 3 output", shown), shown
+    assert re.search(r"Cost \$3 ?\.00", shown), shown
+
+
+@pytest.mark.usefixtures("gateway")
+def test_a_rejected_test_call_shows_the_reason(operator: Client) -> None:
+    do_add_deployment("remote", engine="openai", preset="openai", upstream_model="gpt-x")
+    refused = operator.post(f"{URL}remote/test", {"api_key": "sk-mr-other", "prompt": "Hi"}, headers=HTMX)
+    assert refused.status_code == 422
+    assert "status 401: Wrong API key." in refused.content.decode()
+    assert "sk-mr-other" not in refused.content.decode()
+    empty = operator.post(f"{URL}remote/test", {"api_key": "", "prompt": "Hi"}, headers=HTMX)
+    assert "API key: This field is required." in empty.content.decode()
+
+
+@pytest.mark.usefixtures("gateway")
+def test_the_cost_of_a_test_call_that_is_not_settled_is_unknown(
+    operator: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(testing, "SETTLE_SECONDS", 0)
+    do_add_deployment("remote", engine="openai", preset="openai", upstream_model="gpt-x")
+    sent = operator.post(f"{URL}remote/test", {"api_key": KEY, "prompt": "Hi"}, headers=HTMX)
+    assert "Not settled yet" in sent.content.decode()
+
+
+def test_the_test_page_shows_what_a_deployment_still_needs(operator: Client) -> None:
+    do_add_deployment("remote", engine="openai", preset="openai", upstream_model="gpt-x")
+
+    def shown() -> str:
+        return operator.get(f"{URL}remote/test").content.decode()
+
+    assert "No worker" in shown()
+    assert f"{URL}remote/price" in shown()
+    price = NewPrice("remote", Tier.STANDARD, Component.OUTPUT, nano_per_million("10"))
+    draft = do_propose_prices(Proposal((price,)))
+    assert f"Draft {draft.pk} must be published" in shown()
+    do_publish_prices(draft, by=None)
+    assert "Published" in shown()
+    assert f"{URL}remote/price" not in shown()
+
+
+def test_the_speed_is_that_after_the_first_token() -> None:
+    result = TestCallResult("m", "Hello!", 9, 0, 11, 200, 700, None)
+    assert result.tokens_per_second == 20
+    assert replace(result, ttft_ms=None).tokens_per_second is None  # not a stream
+    assert replace(result, tokens=1).tokens_per_second is None
+    assert replace(result, total_ms=200).tokens_per_second is None
 
 
 def test_errors_and_spend_of_upstreams_are_shown(operator: Client) -> None:

@@ -10,6 +10,8 @@ TITLES = {
     "budgets-typed": "New budget with a replay",
     "invoices-upcoming": "Draft of an invoice",
     "operator-deployments-new": "Add deployment",
+    "operator-deployments-new-path": "Add deployment of a path",
+    "operator-deployments-new-openai": "Add deployment of an upstream",
     "requests-refused": "Request rejected by a limit",
     "requests-refused-budget": "Request rejected by a budget",
     "login": "Sign-in",

@@ -57,6 +57,8 @@ FORMS = (
     "invoices-upcoming",
     "keys-new",
     "operator-deployments-new",
+    "operator-deployments-new-openai",
+    "operator-deployments-new-path",
     "operator-reratings",
     "requests-refused",
     "routing-edit",

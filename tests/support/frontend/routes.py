@@ -24,6 +24,7 @@ _NAMES = {
     "check_id": "none",
     "file_format": "csv",
     "pk": "1",
+    "source": "openai",
     "model": "smollm2-135m",
     "provider": "stripe",
     "provider_id": "sso",

@@ -48,6 +48,8 @@ class ProtocolServer:
     def __init__(self) -> None:
         self.answers: deque[Answer] = deque()
         self.default = Answer()
+        self.models: list[str] = []  # in the response to GET /models
+        self.secret = ""  # the only API key that may list the models; empty: all may
         self.received: list[Received] = []
         self.connections = 0
         self.open_streams = 0
@@ -109,6 +111,9 @@ class ProtocolServer:
             writer.write(payload)
             await writer.drain()
             return True
+        if path.partition("?")[0].endswith("/models"):
+            await self._list_models(writer, headers)
+            return True
         if path.endswith("/embeddings"):
             payload = json.dumps(_vectors(body, answer)).encode()
             await _write_head(writer, answer, "application/json", len(payload))
@@ -124,6 +129,17 @@ class ProtocolServer:
             return await self._stream(reader, writer, answer, make(answer, body))
         finally:
             self.open_streams -= 1
+
+    async def _list_models(self, writer: asyncio.StreamWriter, headers: dict[str, str]) -> None:
+        key = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ")
+        if self.secret and key != self.secret:
+            answer, content = Answer(status=401), {"error": {"message": f"Incorrect API key provided: {key}"}}
+        else:
+            answer, content = Answer(), {"data": [{"id": name, "object": "model"} for name in self.models]}
+        payload = json.dumps(content).encode()
+        await _write_head(writer, answer, "application/json", len(payload))
+        writer.write(payload)
+        await writer.drain()
 
     async def _stream(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: Answer, events: list[tuple[str, Any]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from frontend.operator.deployments.forms import DeploymentForm, UpstreamForm
+from frontend.operator.deployments.wizard_forms import FieldGroups
 from millrace.apps.deployments.models import Deployment
 
 
@@ -36,3 +37,16 @@ def test_a_box_that_is_not_checked_turns_truncation_off() -> None:
         assert changed.cleaned_data["truncate_inputs"] is truncates
     assert DeploymentForm().fields["truncate_inputs"].initial is True
     assert "truncate_inputs" not in UpstreamForm().fields
+
+
+def test_the_field_groups_of_the_wizard_have_the_errors_of_its_action() -> None:
+    submitted = form()
+    groups = FieldGroups(submitted, ("source", "pools"))
+    assert [bound.name for bound in groups.shown.visible_fields] == ["source", "pools"]
+    assert not groups.is_open
+    submitted.add_error(None, "refused")
+    assert groups.shown.non_field_errors == ["refused"]
+    assert not groups.is_open
+    submitted.add_error("revision", "wrong")
+    assert groups.is_open
+    assert FieldGroups(form(revision="v7"), ("source", "pools")).is_open  # a folded field was changed

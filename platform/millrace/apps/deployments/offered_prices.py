@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from billing.models import CompiledRateCard, PriceVersion
+from billing.models import CompiledRateCard, PriceBook, PriceVersion
 from billing.pricing import demo_prices
 from billing.pricing.prices import do_propose_prices
 from billing.rates.price_book import NewPrice, Proposal, ranges_of
@@ -19,6 +19,8 @@ from tenants.actions import Conflict
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import User
+
+MAX_DRAFTS = 5  # of a model, that are returned
 
 
 def unpriced_names(names: Iterable[str]) -> set[str]:
@@ -39,6 +41,15 @@ def offered_price(deployment: Deployment) -> Proposal:
 
     Inside `all_tenants_scope(…)`.
     """
+    if prices := find_similar_prices(deployment):
+        return Proposal(tuple(prices))
+    if deployment_task(deployment) == "generate":
+        return demo_prices.proposal([deployment.name])
+    return demo_prices.proposal([], [deployment.name])
+
+
+def find_similar_prices(deployment: Deployment) -> list[NewPrice]:
+    """Return the list prices of a deployment with the same source, for this one. Inside `all_tenants_scope(…)`."""
     similar = (
         Deployment.objects.filter(source=deployment.source, upstream_model=deployment.upstream_model)
         .exclude(pk=deployment.pk)
@@ -46,10 +57,16 @@ def offered_price(deployment: Deployment) -> Proposal:
     )
     for name in similar:
         if prices := _list_prices(name):
-            return Proposal(tuple(msgspec.structs.replace(price, model=deployment.name) for price in prices))
-    if deployment_task(deployment) == "generate":
-        return demo_prices.proposal([deployment.name])
-    return demo_prices.proposal([], [deployment.name])
+            return [msgspec.structs.replace(price, model=deployment.name) for price in prices]
+    return []
+
+
+def find_drafts(model: str) -> list[PriceVersion]:
+    """Return the newest drafts and scheduled versions with list prices of a model. Inside `all_tenants_scope(…)`."""
+    states = (PriceVersion.State.DRAFT, PriceVersion.State.SCHEDULED)
+    rows = PriceVersion.objects.filter(book__name=PriceBook.LIST, tenant_id=None, state__in=states)
+    rows = rows.filter(body__contains={"prices": [{"model": model}]})
+    return list(rows.defer("body").order_by("-pk")[:MAX_DRAFTS])
 
 
 def do_draft_offered_price(name: str, *, by: User | None) -> PriceVersion:

@@ -21,7 +21,7 @@ from inference_worker.contract.settings import (
     read_kv_cache_memory,
 )
 from inference_worker.contract.texts import Text, text_of
-from inference_worker.contract.upstream_presets import preset_of
+from inference_worker.contract.upstream_presets import UpstreamPreset, preset_of
 from inference_worker.contract.upstreams import UpstreamEngine, UpstreamSpec
 from millrace.apps.deployments.models import GENERATE, MILLRACE, Deployment
 from tenants.actions.common import FieldRefused
@@ -141,12 +141,29 @@ def _check_upstream(row: Deployment) -> None:
         _check_managed(row)
     elif row.command:
         raise FieldRefused("command", "invalid", Text("Only the engine managed has a command. Remove it."))
+    preset = check_preset(row)
+    if row.engine != UpstreamEngine.MANAGED:
+        check_base_url(row, preset)
+
+
+def check_preset(row: Deployment) -> UpstreamPreset:
+    """Return the preset of an upstream.
+
+    Raises:
+        FieldRefused: there is no such preset, or it has another protocol.
+    """
     try:
-        preset = preset_of(UpstreamSpec(UpstreamEngine(row.engine), row.source, row.upstream_model, preset=row.preset))
+        return preset_of(UpstreamSpec(UpstreamEngine(row.engine), row.source, row.upstream_model, preset=row.preset))
     except ValueError as exc:
         raise FieldRefused("preset", "invalid", Text("%(error)s.", error=text_of(exc))) from exc
-    if row.engine == UpstreamEngine.MANAGED:
-        return
+
+
+def check_base_url(row: Deployment, preset: UpstreamPreset) -> None:
+    """Check the base URL of an upstream without resolving its host. Set that of its preset if none is given.
+
+    Raises:
+        FieldRefused: it is missing or invalid, or its host is internal.
+    """
     row.source = (row.source or preset.base_url).rstrip("/")
     if not row.source:
         raise FieldRefused("base_url", "invalid", Text("Enter the base URL of the upstream, such as https://host/v1."))

@@ -6,7 +6,7 @@ from tests.support.frontend.console import Screen, World, register
 
 NAME = "bring-your-own"
 UPSTREAM = "remote"
-FORMS = ("edit", "load", "drain", "unload", "remove", "test")
+FORMS = ("price", "edit", "load", "drain", "unload", "remove", "test")
 
 
 def prepare(world: World) -> None:
@@ -22,11 +22,19 @@ def prepare(world: World) -> None:
 
 register(
     Screen("operator-deployments", "/operator/deployments/", queries=40, who="operator", states=("populated", "error")),
-    Screen("operator-deployments-new", "/operator/deployments/new", 10, who="operator", states=("populated",)),
-    Screen("operator-deployments-new-upstream", "/operator/deployments/new-upstream", 12, "operator", ("populated",)),
+    *(
+        Screen(
+            f"operator-deployments-new{step.replace('/', '-')}",
+            f"/operator/deployments/new{step}",
+            14,
+            "operator",
+            ("populated",),
+        )
+        for step in ("", "/catalog", "/path", "/openai", "/anthropic", "/managed")
+    ),
     Screen("operator-upstreams-edit", f"/operator/deployments/{UPSTREAM}/edit", 14, "operator", ("populated",)),
     *(
-        Screen(f"operator-deployments-{form}", f"/operator/deployments/{NAME}/{form}", 14, "operator", ("populated",))
+        Screen(f"operator-deployments-{form}", f"/operator/deployments/{NAME}/{form}", 22, "operator", ("populated",))
         for form in FORMS
     ),
     prepare=prepare,
