@@ -102,5 +102,16 @@ urlpatterns = [
         )
         for action in users.ACTIONS
     ),
+    path("operator/notifications", notifications.OperatorNotifications.as_view(), name="api-operator-notifications"),
+    path(
+        "operator/notifications/read",
+        notifications.OperatorNotificationsRead.as_view(),
+        name="api-operator-notifications-read",
+    ),
+    path(
+        "operator/notifications/channels",
+        notifications.OperatorNotificationChannels.as_view(),
+        name="api-operator-notification-channels",
+    ),
     path("operator/workers", operators.Workers.as_view(), name="api-operator-workers"),
 ]
