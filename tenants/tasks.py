@@ -21,6 +21,7 @@ from tenants.models import (
     Tenant,
     WebhookAttempt,
     WebhookDelivery,
+    WebhookEndpoint,
     WebhookEvent,
 )
 from tenants.notifications import upkeep
@@ -30,6 +31,7 @@ from tenants.webhooks import sending
 log = structlog.get_logger(__name__)
 __all__ = ("email_outbox", "sending")  # they register their outboxes
 EVENT_RETENTION = timedelta(days=90)
+LISTENER_RETENTION = timedelta(days=30)  # after the last poll
 
 
 @shared_task(
@@ -72,7 +74,7 @@ def purge_deleted() -> int:
 
 @shared_task(name="tenants.purge_expired")
 def purge_expired() -> None:
-    """Remove old change events, idempotent responses, jobs, webhook events, emails and notifications."""
+    """Remove old change events, idempotent responses, jobs, webhook events, listeners, emails and notifications."""
     now = datetime.now(UTC)
     jobs.remove_old_jobs(now)
     upkeep.remove_old_notifications(now)
@@ -84,6 +86,9 @@ def purge_expired() -> None:
         WebhookAttempt.objects.all_tenants().filter(delivery__event__created_at__lt=oldest).delete()
         WebhookDelivery.objects.all_tenants().filter(event__created_at__lt=oldest).delete()
         WebhookEvent.objects.all_tenants().filter(created_at__lt=oldest).delete()
+        listeners = WebhookEndpoint.objects.all_tenants()
+        silent = listeners.filter(polled_at__lt=now - LISTENER_RETENTION).select_for_update(skip_locked=True)
+        listeners.filter(pk__in=[row.pk for row in silent]).delete()
         OutboxEmail.objects.all_tenants().filter(created_at__lt=oldest).delete()
 
 

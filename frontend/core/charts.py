@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, datetime, timedelta, tzinfo
+from itertools import groupby
 from typing import Any, Literal
 
 from billing.currencies.amounts import FEMTO_A_NANO, MILLIONTHS, half_up
@@ -14,6 +16,7 @@ from frontend.core.numbers import Money, compact, duration, exact, share
 
 Unit = Literal["usd", "tokens", "count", "decimal", "ms", "percent"]
 Style = Literal["line", "area", "dash", "dots"]
+MAX_MARKS = 20  # of one chart, newest first
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,23 @@ class Series:
 
 
 @dataclass(frozen=True)
+class ChartMark:
+    """An event that may explain a change, such as the publication of a policy (frontend/core/chart_marks.py)."""
+
+    at: datetime
+    text: str
+
+
+@dataclass(frozen=True)
+class ChartRow:
+    """A row of a chart's table: a time, the exact value of each series, and the marks until the next time."""
+
+    when: str
+    values: list[str]
+    marks: list[str]
+
+
+@dataclass(frozen=True)
 class Chart:
     """Series over common times.
 
@@ -57,6 +77,10 @@ class Chart:
     band_label: str = ""
     height: int = 236
     bare: bool = False  # without axes
+    step: timedelta = timedelta(days=1)  # from the last time to its end
+    marks: tuple[ChartMark, ...] = ()  # those outside of the chart are not shown
+    requests_url: str = ""  # of the request log with the page's filters; a point opens the requests of its time
+    selects: bool = False  # a click selects something else; Enter opens the requests
 
     @property
     def script_id(self) -> str:
@@ -84,22 +108,35 @@ class Chart:
             "band": self.band,
             "height": self.height,
             "bare": self.bare,
+            "step": int(self.step.total_seconds()),
+            "marks": [[i, int(mark.at.timestamp()), mark.text] for i, mark in self.placed_marks],
+            "requests": self.requests_url,
+            "selects": self.selects,
         }
+
+    @property
+    def placed_marks(self) -> list[tuple[int, ChartMark]]:
+        """The newest marks of the chart, oldest first, each with the number of the time that it follows."""
+        if not self.at:
+            return []
+        end = self.at[-1] + self.step
+        inside = sorted((mark for mark in self.marks if self.at[0] <= mark.at < end), key=lambda mark: mark.at)
+        return [(bisect_right(self.at, mark.at) - 1, mark) for mark in inside[-MAX_MARKS:]]
 
     @property
     def legend(self) -> tuple[Series, ...]:
         return tuple(series for series in self.series if series.in_legend)
 
     @property
-    def rows(self) -> Sequence[tuple[str, list[str]]]:
-        """The rows of the chart's table: a time and the exact value of each series."""
+    def rows(self) -> Sequence[ChartRow]:
+        """The rows of the chart's table."""
+        by_time = groupby(self.placed_marks, key=lambda placed: placed[0])
+        marks = {i: [mark.text for _i, mark in placed] for i, placed in by_time}
         return [
-            (
+            ChartRow(
                 self._when(at),
-                [
-                    "–" if series.values[i] is None else format_value(series.values[i], self.unit)
-                    for series in self.series
-                ],
+                [format_value(series.values[i], self.unit) for series in self.series],
+                marks.get(i, []),
             )
             for i, at in enumerate(self.at)
         ]

@@ -10,6 +10,7 @@ from itertools import chain, islice
 from django.http import HttpResponse
 from django.utils.translation import gettext as _
 
+from frontend.core.bell import bell_of
 from frontend.core.navigation import screens_of, sections
 from frontend.core.page_context import PageContext, operator_page, tenant_page
 from frontend.core.rendering import render_page
@@ -46,9 +47,10 @@ def _find(ctx: PageContext, typed: str) -> Iterator[SearchResultGroup]:
 
 def _results(ctx: PageContext) -> tuple[SearchResultGroup, ...]:
     typed = ctx.query.get("q", "").strip()[:100]
-    links = [link for section in sections(ctx) for link in section.links if typed.lower() in link.label.lower()]
-    pages = tuple(SearchResult(link.label, link.url, link.icon, letter=link.letter) for link in links)
-    found = [SearchResultGroup(_("Pages"), pages)]
+    links = [link for section in sections(ctx) for link in section.links]
+    pages = [SearchResult(link.label, link.url, link.icon, letter=link.letter) for link in links]
+    pages.append(SearchResult(_("Notifications"), bell_of(ctx).url, "alerts"))  # without a link in the sidebar
+    found = [SearchResultGroup(_("Pages"), tuple(page for page in pages if typed.lower() in page.label.lower()))]
     if typed:
         with ctx.scope():
             found += _find(ctx, typed)

@@ -66,6 +66,7 @@ _CHOICES = {
     "Finalizing": _lazy("Finalizing"),
     "In Progress": _lazy("In progress"),
     "Invoice": _lazy("Invoice"),
+    "Listener": _lazy("Listener"),
     "Loading": _lazy("Loading"),
     "Metadata field": _lazy("Metadata field"),
     "Open": _lazy("Open"),
@@ -94,6 +95,7 @@ _CHOICES = {
     "Unplaceable": _lazy("Unplaceable"),
     "Validating": _lazy("Validating"),
     "Void": _lazy("Void"),
+    "Waiting": _lazy("Waiting"),
 }
 
 

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from inference_worker.contract.texts import Text
 from tenants import audit
 from tenants.actions.common import Conflict, FieldRefused, locked_tenant
-from tenants.actions.webhooks import MAX_ENDPOINTS, check_endpoint, check_endpoint_url
+from tenants.actions.webhooks import check_endpoint, check_endpoint_url, check_number_of_endpoints
 from tenants.credentials.encryption import NoEncryptionKey, encrypt_secret
 from tenants.models import Tenant, WebhookEndpoint
 from tenants.webhooks.channels import PAGERDUTY_URLS, ROUTING_KEY
@@ -60,13 +60,7 @@ def do_create_pagerduty_channel(
 
 def _create(tenant: Tenant, row: WebhookEndpoint, secret: str) -> WebhookEndpoint:
     with locked_tenant(tenant) as locked:
-        if WebhookEndpoint.objects.for_tenant(locked).count() >= MAX_ENDPOINTS:
-            raise Conflict(
-                Text(
-                    "The maximum of %(max_endpoints)s endpoints is reached. Delete one first.",
-                    max_endpoints=MAX_ENDPOINTS,
-                )
-            )
+        check_number_of_endpoints(locked)
         row.tenant = locked
         try:
             encrypt_secret(row, secret)

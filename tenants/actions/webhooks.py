@@ -24,6 +24,7 @@ from tenants.work import announce_work
 State = WebhookDelivery.State
 OVERLAP = timedelta(hours=24)  # both secrets are valid after a rotation
 MAX_ENDPOINTS = 20
+SIGNED = (WebhookEndpoint.Kind.WEBHOOK, WebhookEndpoint.Kind.LISTENER)
 CHANGEABLE = ("url", "description", "event_types", "active")
 
 
@@ -37,20 +38,29 @@ def do_create_endpoint(
     """
     url = check_endpoint_url(url)
     with locked_tenant(tenant) as locked:
-        if WebhookEndpoint.objects.for_tenant(locked).count() >= MAX_ENDPOINTS:
-            raise Conflict(
-                Text(
-                    "The maximum of %(max_endpoints)s endpoints is reached. Delete one first.",
-                    max_endpoints=MAX_ENDPOINTS,
-                )
-            )
+        check_number_of_endpoints(locked)
         endpoint = WebhookEndpoint(
             tenant=locked, url=url, description=description, event_types=sorted(set(event_types or ()))
         )
         check_endpoint(endpoint)
         endpoint.save(force_insert=True)
         audit.record("webhook.created", endpoint, tenant_id=locked.pk, after=audit.serialize_for_audit(endpoint))
-    return endpoint, _secret(endpoint)
+    return endpoint, secret_of_endpoint(endpoint)
+
+
+def check_number_of_endpoints(tenant: Tenant) -> None:
+    """Check that the locked tenant may have another endpoint or channel.
+
+    Raises:
+        Conflict: it has the maximum.
+    """
+    rows = WebhookEndpoint.objects.for_tenant(tenant).exclude(kind=WebhookEndpoint.Kind.LISTENER)
+    if rows.count() >= MAX_ENDPOINTS:
+        raise Conflict(
+            Text(
+                "The maximum of %(max_endpoints)s endpoints is reached. Delete one first.", max_endpoints=MAX_ENDPOINTS
+            )
+        )
 
 
 def do_update_endpoint(endpoint: WebhookEndpoint, **fields: Any) -> WebhookEndpoint:
@@ -65,6 +75,8 @@ def do_update_endpoint(endpoint: WebhookEndpoint, **fields: Any) -> WebhookEndpo
         fields["url"] = check_endpoint_url(fields["url"])
     with locked_tenant(endpoint.tenant_id) as tenant:
         row = _lock_endpoint(tenant.pk, endpoint.pk)
+        if "url" in fields and row.kind == WebhookEndpoint.Kind.LISTENER:
+            raise FieldRefused("url", "listener", Text("The URL of a listener cannot be changed. Start a new one."))
         if "url" in fields and row.kind != WebhookEndpoint.Kind.WEBHOOK:
             raise FieldRefused(
                 "url", "channel", Text("The target of a channel cannot be changed. Create a new channel.")
@@ -127,13 +139,13 @@ def do_rotate_webhook_secret(endpoint: WebhookEndpoint) -> str:
     """
     with locked_tenant(endpoint.tenant_id) as tenant:
         row = _lock_endpoint(tenant.pk, endpoint.pk)
-        if row.kind != WebhookEndpoint.Kind.WEBHOOK:
+        if row.kind not in SIGNED:
             raise Conflict(Text("A channel has no signing secret."))
         row.previous_nonce, row.previous_expires_at = row.nonce, datetime.now(UTC) + OVERLAP
         row.nonce = new_nonce()
         row.save(update_fields=["nonce", "previous_nonce", "previous_expires_at"])
         audit.record("webhook.secret_rotated", row, tenant_id=tenant.pk, after=audit.serialize_for_audit(row))
-    return _secret(row)
+    return secret_of_endpoint(row)
 
 
 def do_delete_endpoint(endpoint: WebhookEndpoint) -> None:
@@ -166,27 +178,31 @@ def do_send_test_event(endpoint: WebhookEndpoint) -> WebhookDelivery:
             deduplication_key=public_id,
             payload=asdict(WebhookTestData(endpoint_id=row.pk, text="This is a test.")),
         )
-        delivery = WebhookDelivery.objects.create(tenant_id=tenant.pk, event=event, endpoint=row)
+        delivery = WebhookDelivery.objects.create(
+            tenant_id=tenant.pk, event=event, endpoint=row, state=WebhookDelivery.first_state(row)
+        )
         announce_work()
         audit.record("webhook.tested", row, tenant_id=tenant.pk, after=audit.serialize_for_audit(row))
     return delivery
 
 
 def do_replay(delivery: WebhookDelivery) -> WebhookDelivery:
-    """Send an event again with the same ID, in any state. A pending delivery is attempted immediately.
+    """Send an event again with the same ID, in any state. A delivery that is to be sent is attempted immediately.
 
     Raises:
         Conflict: the endpoint is disabled, or the delivery no longer exists.
     """
     with locked_tenant(delivery.tenant_id) as tenant:
-        if not _lock_endpoint(tenant.pk, delivery.endpoint_id).active:
+        endpoint = _lock_endpoint(tenant.pk, delivery.endpoint_id)
+        if not endpoint.active:
             raise Conflict(Text("The endpoint of this delivery is disabled. Enable it first."))
         rows = WebhookDelivery.objects.for_tenant(tenant).select_related("event", "endpoint")
         row = rows.select_for_update(of=("self",), no_key=True).filter(pk=delivery.pk).first()
         if row is None:
             raise Conflict(Text("This delivery no longer exists."))
         before = audit.serialize_for_audit(row)
-        row.state, row.attempt_count, row.next_attempt_at, row.leased_until = State.PENDING, 0, datetime.now(UTC), None
+        row.state, row.attempt_count = WebhookDelivery.first_state(endpoint), 0
+        row.next_attempt_at, row.leased_until = datetime.now(UTC), None
         row.save(update_fields=["state", "attempt_count", "next_attempt_at", "leased_until"])
         announce_work()
         audit.record("webhook.replayed", row, tenant_id=tenant.pk, before=before, after=audit.serialize_for_audit(row))
@@ -201,7 +217,9 @@ def _lock_endpoint(tenant_id: int, pk: int) -> WebhookEndpoint:
 
 
 def _drop_pending(endpoint: WebhookEndpoint) -> None:
-    rows = WebhookDelivery.objects.for_tenant(endpoint.tenant_id).filter(endpoint=endpoint, state=State.PENDING)
+    rows = WebhookDelivery.objects.for_tenant(endpoint.tenant_id).filter(
+        endpoint=endpoint, state__in=(State.PENDING, State.WAITING)
+    )
     rows.update(state=State.FAILED, leased_until=None)
 
 
@@ -216,5 +234,6 @@ def check_endpoint(endpoint: WebhookEndpoint) -> None:
         raise ActionRefused(Text("Unknown event type %(unknown)s.", unknown=", ".join(unknown)))
 
 
-def _secret(endpoint: WebhookEndpoint) -> str:
+def secret_of_endpoint(endpoint: WebhookEndpoint) -> str:
+    """Return the current signing secret of an endpoint."""
     return secret_of(settings.SECRET_KEY, endpoint.pk, endpoint.nonce)

@@ -52,6 +52,8 @@ urlpatterns = [
     path("webhooks/<int:pk>", webhooks.EndpointDetail.as_view(), name="api-webhook"),
     path("webhooks/<int:pk>/rotate", webhooks.EndpointRotate.as_view(), name="api-webhook-rotate"),
     path("webhooks/<int:pk>/test", webhooks.EndpointTest.as_view(), name="api-webhook-test"),
+    path("webhook-listeners", webhooks.Listeners.as_view(), name="api-webhook-listeners"),
+    path("webhook-listeners/<int:pk>/poll", webhooks.ListenerPoll.as_view(), name="api-webhook-listener-poll"),
     path("webhook-events", webhooks.Events.as_view(), name="api-webhook-events"),
     path("webhook-events/<int:pk>", webhooks.EventDetail.as_view(), name="api-webhook-event"),
     path("webhook-deliveries", webhooks.Deliveries.as_view(), name="api-webhook-deliveries"),
@@ -99,6 +101,17 @@ urlpatterns = [
             name=f"api-operator-user-{action}",
         )
         for action in users.ACTIONS
+    ),
+    path("operator/notifications", notifications.OperatorNotifications.as_view(), name="api-operator-notifications"),
+    path(
+        "operator/notifications/read",
+        notifications.OperatorNotificationsRead.as_view(),
+        name="api-operator-notifications-read",
+    ),
+    path(
+        "operator/notifications/channels",
+        notifications.OperatorNotificationChannels.as_view(),
+        name="api-operator-notification-channels",
     ),
     path("operator/workers", operators.Workers.as_view(), name="api-operator-workers"),
 ]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from drf_spectacular.utils import extend_schema
-from rest_framework import serializers
+from rest_framework import exceptions, serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from tenants.actions import listeners
 from tenants.actions import webhooks as actions
 from tenants.api.idempotency import idempotent
 from tenants.api.serializers import MAX_BIGINT, Query, StrictSerializer
@@ -96,6 +97,63 @@ class WebhookDeliverySerializer(serializers.ModelSerializer[WebhookDelivery]):
         read_only_fields = fields
 
 
+class WebhookListenerSerializer(StrictSerializer):
+    url = serializers.RegexField(
+        r"^https?://\S+$",
+        max_length=500,
+        help_text="The URL that the listener posts to. The platform sends nothing to it, so it may be local.",
+    )
+    device = serializers.CharField(
+        max_length=64, help_text="An ID of the machine. A listener of the same URL and device is continued."
+    )
+    event_types = serializers.ListField(
+        child=serializers.ChoiceField(list(EVENT_TYPES)), required=False, help_text="Empty: all event types."
+    )
+
+
+class ListenerResultSerializer(serializers.Serializer[Any]):
+    id = serializers.IntegerField(min_value=1, max_value=MAX_BIGINT, help_text="The delivery's ID.")
+    attempt = serializers.IntegerField(min_value=1, max_value=100, help_text="`attempt` of the polled delivery.")
+    status = serializers.IntegerField(
+        min_value=100, max_value=999, allow_null=True, help_text="HTTP status of the response; `null`: no response."
+    )
+    duration_ms = serializers.IntegerField(min_value=0, max_value=2**31 - 1)
+    error = serializers.CharField(
+        max_length=200, allow_blank=True, required=False, help_text="Why there was no response."
+    )
+    excerpt = serializers.CharField(
+        max_length=1024,
+        allow_blank=True,
+        required=False,
+        trim_whitespace=False,
+        help_text="Start of the response body.",
+    )
+
+
+class ListenerPollSerializer(StrictSerializer):
+    results = ListenerResultSerializer(
+        many=True, required=False, max_length=listeners.MAX_POLLED, help_text="Results of polled deliveries."
+    )
+    max_deliveries = serializers.IntegerField(
+        min_value=0,
+        max_value=listeners.MAX_POLLED,
+        required=False,
+        help_text=f"Most deliveries to return; default: {listeners.MAX_POLLED}.",
+    )
+
+
+class ListenerDeliverySerializer(serializers.Serializer[Any]):
+    id = serializers.IntegerField()
+    attempt = serializers.IntegerField()
+    event_type = serializers.ChoiceField(list(EVENT_TYPES))
+    headers = serializers.DictField(child=serializers.CharField(), help_text="Headers of the POST, with signatures.")
+    body = serializers.CharField(help_text="Body of the POST.")
+
+
+class ListenerDeliveriesSerializer(serializers.Serializer[Any]):
+    deliveries = ListenerDeliverySerializer(many=True)
+
+
 class DeliveryQuery(Query):
     names = {"endpoint": "endpoint_id", "event": "event_id"}  # noqa: RUF012
     endpoint = serializers.IntegerField(min_value=1, max_value=MAX_BIGINT, required=False)
@@ -140,6 +198,48 @@ class Endpoints(EndpointView):
         fields = validate_body(WebhookEndpointCreateSerializer, request.data) | {"url": self._url}
         endpoint, secret = actions.do_create_endpoint(self.access.tenant, **fields)
         return Response(self.representation(endpoint.pk) | {"secret": secret}, status=201)
+
+
+@extend_schema(tags=["webhooks"])
+class Listeners(EndpointView):
+    permissions: ClassVar = {"POST": WRITE}
+
+    @extend_schema(
+        operation_id="webhook_listener_open",
+        request=WebhookListenerSerializer,
+        responses={201: WebhookEndpointWithSecretSerializer},
+    )
+    @idempotent
+    def post(self, request: Request) -> Response:
+        """Open a listener, which fetches events instead of receiving them. The response contains its signing secret.
+
+        Events are stored for it while it polls, and for an hour after its last poll.
+        """
+        fields = validate_body(WebhookListenerSerializer, request.data)
+        listener, secret = listeners.do_open_listener(self.access.tenant, **fields)
+        return Response(self.representation(listener.pk) | {"secret": secret}, status=201)
+
+
+@extend_schema(tags=["webhooks"])
+class ListenerPoll(TenantView):
+    permissions: ClassVar = {"POST": WRITE}
+
+    @extend_schema(
+        operation_id="webhook_listener_poll", request=ListenerPollSerializer, responses=ListenerDeliveriesSerializer
+    )
+    def post(self, request: Request, pk: int) -> Response:
+        """Report results of a listener's deliveries, and return the next ones.
+
+        Each has a lease of 2 minutes. Without a result it is returned again after that.
+        """
+        listener = self.find(WebhookEndpoint, pk)
+        if listener.kind != WebhookEndpoint.Kind.LISTENER:
+            raise exceptions.NotFound
+        given = validate_body(ListenerPollSerializer, request.data)
+        results = [listeners.ListenerResult(**result) for result in given.get("results", ())]
+        number = given.get("max_deliveries", listeners.MAX_POLLED)
+        leased = listeners.do_poll_listener(listener, results, max_deliveries=number)
+        return Response({"deliveries": [delivery._asdict() for delivery in leased]})
 
 
 class EndpointDetail(EndpointView):

@@ -23,6 +23,7 @@ class BypassReason(StrEnum):
     BATCHES = "web jobs load batches and write their results"
     BILLING = "periods, invoice numbers and ledgers of all tenants"
     BOOTSTRAP = "the operator and the demo tenant of a new platform"
+    CHARTS = "deployments and price versions, which a tenant cannot read, as marks of its charts"
     COMMAND = "an operator who runs an administration command"
     HOUSEKEEPING = "periodic jobs: purge, expiry, partitions"
     INVITATION = "the invitation of a token, of any tenant"

@@ -26,7 +26,10 @@ def new_nonce() -> str:
 
 
 class WebhookEndpoint(models.Model):
-    """A URL that events are sent to: a webhook, or an alert channel (tenants.webhooks.channels).
+    """A URL that events are sent to: a webhook, an alert channel (tenants.webhooks.channels), or a listener.
+
+    A listener is a program such as `millrace listen`, which fetches events and posts them itself
+    (tenants.actions.listeners). The platform sends nothing to its URL, which may be local.
 
     Its signing secret is derived from `nonce` and not stored (tenants.webhooks.signing). After a rotation, the secret
     of `previous_nonce` also signs until `previous_expires_at`.
@@ -36,11 +39,16 @@ class WebhookEndpoint(models.Model):
         WEBHOOK = "webhook"  # signed JSON (Standard Webhooks)
         SLACK = "slack", "Slack"
         PAGERDUTY = "pagerduty", "PagerDuty"
+        LISTENER = "listener"
 
     AUDITED: ClassVar = ("kind", "url", "description", "event_types", "active", "disabled_because")
 
     tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE)
     kind = models.CharField(max_length=9, choices=Kind, default=Kind.WEBHOOK, db_default=Kind.WEBHOOK)
+    device = models.CharField(
+        max_length=64, blank=True, default="", db_default="", help_text="of a listener: the machine that it runs on"
+    )
+    polled_at = models.DateTimeField(null=True, help_text="of a listener: when it last asked for events, to a minute")
     ciphertext = models.BinaryField(null=True, help_text="of a channel: Slack's URL, or PagerDuty's routing key")
     encryption_key_id = models.CharField(max_length=16, blank=True, default="", db_default="")
     url = models.CharField(max_length=500)
@@ -93,6 +101,7 @@ class WebhookDelivery(OutboxRow):
 
     class State(models.TextChoices):
         PENDING = "pending"
+        WAITING = "waiting"  # for a listener, which fetches it
         DELIVERED = "delivered"
         FAILED = "failed"  # every attempt failed, or the endpoint was disabled; can be replayed
 
@@ -114,10 +123,16 @@ class WebhookDelivery(OutboxRow):
                 name="webhook_delivery_leased",
             ),
             models.Index(fields=["endpoint", "-id"], name="webhook_delivery_endpoint"),
+            models.Index(fields=["endpoint", "id"], condition=Q(state="waiting"), name="webhook_delivery_waiting"),
         ]
 
     def __str__(self) -> str:
         return f"{self.event} to {self.endpoint}"
+
+    @classmethod
+    def first_state(cls, endpoint: WebhookEndpoint) -> State:
+        """Return the state of a delivery that is to be sent."""
+        return cls.State.WAITING if endpoint.kind == WebhookEndpoint.Kind.LISTENER else cls.State.PENDING
 
 
 class WebhookAttempt(models.Model):

@@ -157,12 +157,13 @@ class Outbox(Generic[R, A]):
             if result.is_success:
                 outcome, current.state, current.leased_until = "sent", self.sent, None  # type: ignore[attr-defined]
             elif current.state == self.waiting and current.leased_until == row.leased_until:  # type: ignore[attr-defined]
-                outcome = self._postpone(current, now, is_final=self.is_final(row, result))
+                outcome = self.postpone(current, now, is_final=self.is_final(row, result))
             current.save(update_fields=["state", "next_attempt_at", "leased_until"])
             self.store(row, current, result, now)
         return outcome
 
-    def _postpone(self, row: R, now: datetime, *, is_final: bool) -> str:
+    def postpone(self, row: R, now: datetime, *, is_final: bool) -> str:
+        """Set the time of the next attempt, or the state `failed`. Returns the outcome."""
         row.leased_until = None
         if is_final or row.attempt_count > len(self.retry_seconds):
             row.state = self.failed  # type: ignore[attr-defined]

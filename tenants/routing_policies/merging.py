@@ -5,13 +5,14 @@ Django.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from enum import StrEnum
 from typing import Any
 
 import msgspec
 
+from inference_worker.contract.texts import Text
 from tenants.routing_policies import policy
 from tenants.routing_policies.policy import Rule
 
@@ -110,33 +111,61 @@ def side_of(base: Any, live: Any, edited: Any) -> ChangedSide | None:
     return ChangedSide.LIVE if edited == base else ChangedSide.BOTH
 
 
-def merge(base: Mapping[str, Any], live: Mapping[str, Any], edited: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the policy with the changes of both sides. What both changed differently is as in `edited`.
+@dataclass(frozen=True)
+class MergeChoices:
+    """The sides that a user chose, LIVE or EDITED. What is not chosen has the change of the side that changed it.
+
+    `rules` has the side of rules, by their index in `match_changes`, and `settings` that of all other settings.
+    """
+
+    rules: Mapping[int, ChangedSide] = field(default_factory=dict)
+    settings: ChangedSide | None = None
+
+
+def merge(
+    base: Mapping[str, Any] | None,
+    live: Mapping[str, Any],
+    edited: Mapping[str, Any],
+    choices: MergeChoices | None = None,
+) -> dict[str, Any]:
+    """Return the policy with the changes of both sides. What both changed differently is as in `edited`, unless chosen.
+
+    Args:
+        base: None if both sides added the policy.
 
     Raises:
-        ValueError: one of them is not a valid policy.
+        ValueError: one of them is not a valid policy, or no rule is left.
     """
-    bodies = [_normalize(body) for body in (base, live, edited)]
-    rules = _merge_rules(*(policy.parse(body).rules for body in bodies))
-    before, other, own = bodies
+    choices = choices or MergeChoices()
+    before, other, own = ({} if body is None else _normalize(body) for body in (base, live, edited))
+    rules = _merge_rules(
+        () if base is None else policy.parse(before).rules,
+        policy.parse(other).rules,
+        policy.parse(own).rules,
+        choices.rules,
+    )
+    if not rules:
+        raise ValueError(Text("No rule is left. Choose at least one."))
     merged: dict[str, Any] = {"rules": _as_json(rules)}
     for name in dict.fromkeys([*own, *other]):
         if name == "rules":
             continue
-        is_live = side_of(before.get(name), other.get(name), own.get(name)) == ChangedSide.LIVE
-        value = (other if is_live else own).get(name)
+        side = choices.settings or side_of(before.get(name), other.get(name), own.get(name))
+        value = (other if side == ChangedSide.LIVE else own).get(name)
         if value is not None:
             merged[name] = value
     return merged
 
 
-def _merge_rules(base: Sequence[Rule], live: Sequence[Rule], edited: Sequence[Rule]) -> list[Rule]:
+def _merge_rules(
+    base: Sequence[Rule], live: Sequence[Rule], edited: Sequence[Rule], choices: Mapping[int, ChangedSide]
+) -> list[Rule]:
     """Return the rules of both sides in the order of `edited`. New live rules follow the rule before them."""
     triples = match_changes(base, live, edited)
     chosen: dict[RuleTriple, Rule] = {}
-    for triple in triples:
+    for index, triple in enumerate(triples):
         versions = _rules_at(triple, base, live, edited)
-        rule = versions[1] if side_of(*versions) == ChangedSide.LIVE else versions[2]
+        rule = versions[1] if choices.get(index, side_of(*versions)) == ChangedSide.LIVE else versions[2]
         if rule is not None:
             chosen[triple] = rule
     merged = [triple for triple in triples if triple.edited is not None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 
 from django.conf import settings
 from django.db.models import Q
@@ -12,6 +12,8 @@ from tenants.models import WebhookDelivery, WebhookEndpoint, WebhookEvent
 from tenants.webhooks.event_types import D, EventType
 from tenants.webhooks.signing import secret_of
 from tenants.work import announce_work
+
+LISTENS = timedelta(hours=1)  # without a poll for this time, a listener receives no new events
 
 
 def enqueue(tenant_id: int, event_type: EventType[D], deduplication_key: str, data: D) -> WebhookEvent | None:
@@ -33,10 +35,15 @@ def enqueue(tenant_id: int, event_type: EventType[D], deduplication_key: str, da
     if event is None:
         return None
     endpoints = WebhookEndpoint.objects.for_tenant(tenant_id).filter(
-        Q(event_types=[]) | Q(event_types__contains=[event_type.name]), active=True
+        Q(event_types=[]) | Q(event_types__contains=[event_type.name]),
+        Q(polled_at=None) | Q(polled_at__gt=datetime.now(UTC) - LISTENS),
+        active=True,
     )
     if WebhookDelivery.objects.for_tenant(tenant_id).bulk_create(
-        WebhookDelivery(tenant_id=tenant_id, event=event, endpoint=endpoint) for endpoint in endpoints
+        WebhookDelivery(
+            tenant_id=tenant_id, event=event, endpoint=endpoint, state=WebhookDelivery.first_state(endpoint)
+        )
+        for endpoint in endpoints
     ):
         announce_work()
     return event

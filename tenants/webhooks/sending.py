@@ -70,14 +70,8 @@ class WebhookOutbox(Outbox[WebhookDelivery, WebhookResponse]):
         if row.endpoint.kind != WebhookEndpoint.Kind.WEBHOOK:
             return _post_to_channel(row.endpoint, row.event)
         now = datetime.now(UTC)
-        at, body = int(now.timestamp()), body_of(row.event)
-        headers = {
-            "Content-Type": "application/json",
-            "User-Agent": "Millrace-Webhooks/1",
-            "webhook-id": row.event.public_id,
-            "webhook-timestamp": str(at),
-            "webhook-signature": signature(secrets_of(row.endpoint, now), row.event.public_id, at, body),
-        }
+        body = body_of(row.event)
+        headers = headers_of(row.endpoint, row.event, body, now)
         return post(row.endpoint.url, headers, body, private_hosts=settings.MILLRACE.webhook_allowed_private_hosts)
 
     def _is_outdated(self, row: WebhookDelivery) -> bool:
@@ -145,6 +139,18 @@ def body_of(event: WebhookEvent) -> bytes:
     """Return the body of the event's POST, identical in every attempt."""
     message = {"type": event.event_type, "timestamp": event.created_at.isoformat(), "data": event.payload}
     return json.dumps(message, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def headers_of(endpoint: WebhookEndpoint, event: WebhookEvent, body: bytes, now: datetime) -> dict[str, str]:
+    """Return the headers of the event's POST, with its signatures."""
+    at = int(now.timestamp())
+    return {
+        "Content-Type": "application/json",
+        "User-Agent": "Millrace-Webhooks/1",
+        "webhook-id": event.public_id,
+        "webhook-timestamp": str(at),
+        "webhook-signature": signature(secrets_of(endpoint, now), event.public_id, at, body),
+    }
 
 
 def _post_to_channel(endpoint: WebhookEndpoint, event: WebhookEvent) -> WebhookResponse:

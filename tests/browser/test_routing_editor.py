@@ -343,7 +343,16 @@ def test_two_people_change_one_policy(editor: Page, tenant: Tenant) -> None:
     press(editor, "Keep editing")
     assert read_json_tab(editor)["rules"][0]["name"] == "Long prompts"
     press(editor, "Review and publish")
-    press(editor, "Continue with both changes")
+    chosen = sheet(editor).get_by_role("group", name="Rule 2: version to continue with")
+    expect(chosen.get_by_label("Live version")).to_be_checked()
+    chosen.get_by_label("Yours").check()
+    press(editor, "Continue with this choice")
+    expect(sheet(editor)).to_be_hidden()
+    assert read_json_tab(editor)["rules"][1] != theirs["rules"][1]
+    editor.get_by_role("tab", name="Rules").click()
+    editor.evaluate("document.querySelector('#id_base').value = 1")  # the choice again, with the other version
+    press(editor, "Review and publish")
+    press(editor, "Continue with this choice")
     expect(sheet(editor)).to_be_hidden()
     expected = {**theirs, "rules": [{**LONG, "name": "Long prompts"}, theirs["rules"][1]]}
     assert read_json_tab(editor) == expected

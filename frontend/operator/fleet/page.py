@@ -11,6 +11,7 @@ from typing import Any
 import redis
 from django.utils.translation import gettext as _
 
+from frontend.core.chart_marks import find_deployment_marks
 from frontend.core.charts import Chart, Series, Unit
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.lists import Choice, with_query
@@ -205,7 +206,9 @@ def _chart(
         )
         for label, color in zip(drawn, COLORS, strict=False)
     )
-    return Chart(name, f"{title}; {query.label}", at, series, unit, bucket="hour", zone=ctx.zone, height=214)
+    marks = ctx.once("deployment marks", lambda: tuple(find_deployment_marks([(query.start, query.end)])))
+    label = f"{title}; {query.label}"
+    return Chart(name, label, at, series, unit, "hour", ctx.zone, height=214, step=query.bucket, marks=marks)
 
 
 def _cost(of: ModelCost) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from billing.models import (
     UsageQuarantine,
 )
 from billing.pricing.currencies import exchange_rate
+from frontend.core.chart_marks import find_marks
 from frontend.core.charts import Chart, Series
 from frontend.core.labels import choice_label
 from frontend.core.languages import day_text, in_sentence
@@ -80,7 +81,9 @@ def spend(ctx: PageContext) -> Chart | None:
         return None
     total = Money(sum(values)).text
     of = _("Spend by day, last %(days)s days: %(total)s in total") % {"days": DAYS, "total": total}
-    return Chart("spend", of, tuple(days), (Series(_("Spend"), "spend", values, "area", total),), "usd", height=214)
+    marks = find_marks(ctx, tenant.pk, [(days[0], ctx.now)])
+    series = (Series(_("Spend"), "spend", values, "area", total),)
+    return Chart("spend", of, tuple(days), series, "usd", height=214, marks=marks)
 
 
 def plan(ctx: PageContext) -> dict[str, Any]:

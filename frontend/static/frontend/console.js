@@ -34,12 +34,12 @@ on("keydown", (event) => {
   $("summary", menu).focus();
 });
 
-// Panels do not refresh while the page is hidden, a field has the focus, or rows are selected. A link keeps the focus.
+// Panels do not refresh while the page is hidden, a field or a chart has the focus, or rows are selected. A link keeps the focus.
 const last = new WeakMap();
 on("htmx:beforeRequest", (event) => {
   const { elt, requestConfig } = event.detail;
   if (!elt.matches(".panel") || requestConfig.triggeringEvent?.type === "load") return;
-  if (document.hidden || $("details[open], :focus:is(input, select, textarea), input:checked", elt)) event.preventDefault();
+  if (document.hidden || $("details[open], :focus:is(input, select, textarea, [role=slider]), input:checked", elt)) event.preventDefault();
   else if ($(":focus", elt)) load(dialogs);
 });
 on("htmx:beforeSwap", (event) => {

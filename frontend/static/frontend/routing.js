@@ -364,9 +364,11 @@
     if (detail.target === drawer && detail.xhr.status === 409) [detail.shouldSwap, detail.isError] = [true, false];
   });
   on("close", () => { if (isSheet) focusInvalid(); isSheet = false; }, drawer);
-  on("click", ({ target }) => {
-    if (!target.closest("[data-merge]")) return;
-    const merged = JSON.parse($("#merged-policy").textContent);
+  // The response to the chosen versions of rules is the merged policy, with which the user continues.
+  on("htmx:beforeSwap", ({ detail }) => {
+    if (detail.target !== drawer || !detail.xhr.getResponseHeader("Content-Type")?.startsWith("application/json")) return;
+    detail.shouldSwap = false;
+    const merged = JSON.parse(detail.xhr.responseText);
     body.value = merged.body;
     $("#id_base").value = merged.base;
     show();

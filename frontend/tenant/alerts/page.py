@@ -86,7 +86,7 @@ def history(ctx: PageContext) -> ListPage:
 
 def channels(ctx: PageContext) -> list[dict[str, Any]]:
     """Return the webhooks and channels that receive alerts, oldest first."""
-    rows = endpoints_with_last(ctx.tenant.pk).order_by("pk")
+    rows = endpoints_with_last(ctx.tenant.pk).exclude(kind=WebhookEndpoint.Kind.LISTENER).order_by("pk")
     return [_channel(row) for row in rows if not row.event_types or ALERT_EVENTS.intersection(row.event_types)]
 
 

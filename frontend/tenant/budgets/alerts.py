@@ -66,6 +66,7 @@ _EMAIL_STATES: dict[str, tuple[str, str]] = {
 }
 _WEBHOOK_STATES = {
     WebhookDelivery.State.PENDING: (_lazy("pending"), "warn"),
+    WebhookDelivery.State.WAITING: (_lazy("waiting"), "info"),
     WebhookDelivery.State.DELIVERED: (_lazy("delivered"), "good"),
     WebhookDelivery.State.FAILED: (_lazy("failed"), "bad"),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
@@ -11,6 +12,7 @@ from billing.budgets.alerts import alerts_of
 from billing.budgets.forecast import Forecast, forecast_tenant
 from billing.currencies.amounts import FEMTO_A_NANO
 from billing.models import Budget, BudgetAlert, BudgetPeriod
+from frontend.core.chart_marks import marks_of
 from frontend.core.charts import Chart, Series
 from frontend.core.date_ranges import billing_time_zone_of, days_of, month_of
 from frontend.core.gauges import Gauge, Mark, percent
@@ -66,6 +68,7 @@ def spend(ctx: PageContext) -> dict[str, Any]:
     for row in days:
         running.append(row["cost_femto"] + (running[-1] if running else 0))
     chart = _chart(start, now, running, expected, tightest)
+    chart = replace(chart, marks=marks_of(ctx), requests_url=ctx.url("requests"))
     shown = {"amount": amount, "chart": chart, "status": tightest, "gauge": None}
     if tightest is None:
         return shown

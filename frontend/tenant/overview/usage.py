@@ -12,6 +12,7 @@ from django.utils.translation import gettext as _
 from billing.currencies.amounts import MILLIONTHS, half_up
 from billing.metering.usage import UsageReport, count_accepted, sums, total
 from billing.models import ExecutionOutcome
+from frontend.core.chart_marks import marks_of
 from frontend.core.charts import Chart, Series
 from frontend.core.charts import legend_total as summed
 from frontend.core.code_labels import code_text
@@ -78,6 +79,7 @@ def cache(ctx: PageContext) -> dict[str, Any]:
         "percent",
         height=92,
         bare=True,
+        requests_url=ctx.url("requests"),
     )
     return {
         "saved": saved,
@@ -163,6 +165,8 @@ def tokens(ctx: PageContext) -> dict[str, Any]:
         series,
         "tokens",
         stacked=True,
+        marks=marks_of(ctx),
+        requests_url=ctx.url("requests"),
     )
     return {"chart": chart if any(any(values) for *_names, values in kinds) else None, "date_range": date_range.label}
 
@@ -191,7 +195,19 @@ def first_token(ctx: PageContext) -> dict[str, Any]:
     }
     over = sum(value is not None and value * 1000 > goal for value in slow)
     of += _(", against a target of %(total)s missed in %(over)s hours") % {"total": series[2].total, "over": over}
-    return {"chart": Chart("first-token", of, tuple(hours), series, "ms", "hour", ctx.zone), "hours": _HOURS}
+    chart = Chart(
+        "first-token",
+        of,
+        tuple(hours),
+        series,
+        "ms",
+        "hour",
+        ctx.zone,
+        step=_HOUR,
+        marks=marks_of(ctx),
+        requests_url=ctx.url("requests"),
+    )
+    return {"chart": chart, "hours": _HOURS}
 
 
 def _micros(values: list[int | None]) -> tuple[int | None, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ from tenants.routing_policies import policy
 from tenants.routing_policies.diffs import DiffLine, diff, pretty
 from tenants.routing_policies.merging import (
     ChangedSide,
-    RuleTriple,
+    MergeChoices,
     match_changes,
     match_rules,
     merge,
@@ -35,6 +36,9 @@ SIDES = {
     ChangedSide.BOTH: (_lazy("Changed differently in both"), "bad"),
 }
 _NO_POLICY = RoutingPanel((), ())
+_CHOICE = re.compile(r"choice-(\d{1,4})", re.ASCII)
+_SETTINGS_CHOICE = "choice-settings"
+_SIDE_OF_CHOICE = {"live": ChangedSide.LIVE, "edited": ChangedSide.EDITED}
 
 
 @dataclass(frozen=True)
@@ -51,9 +55,11 @@ class PolicyChange:
 class ConcurrentChange:
     """A rule, or the other settings, in three versions: that before both changes, the live one, and that of the user.
 
-    A version without the rule has no lines.
+    A version without the rule has no lines. `field` is the name of the user's choice; empty: both versions are equal.
     """
 
+    field: str
+    choice: str  # chosen at first: live, edited, or both, which merges the other settings one by one
     title: str
     kind: str
     color: str
@@ -61,22 +67,23 @@ class ConcurrentChange:
     live: tuple[str, ...]
     edited: tuple[str, ...]
 
+    @property
+    def choices(self) -> tuple[tuple[str, str], ...]:
+        """The values of the choice with their labels."""
+        own = (("live", _("Live version")), ("edited", _("Yours")))
+        return (*own, ("both", _("Both"))) if self.choice == "both" else own
+
 
 @dataclass(frozen=True)
 class PolicyConflict:
-    """A policy whose base version is not the live one any more. `merged` is the text of both changes together.
+    """A policy whose base version is not the live one any more. `is_comparable`: its rules can be chosen one by one.
 
-    Without changes and text, a release with other rules wrote one of the versions.
+    Otherwise, a release with other rules wrote one of the versions.
     """
 
     active: RoutingPolicy
     changes: tuple[ConcurrentChange, ...] = ()
-    merged: str = ""
-
-    @property
-    def data(self) -> dict[str, Any]:
-        """Return what the builder needs to continue with both changes."""
-        return {"body": self.merged, "base": self.active.version}
+    is_comparable: bool = False
 
 
 def changes_in_words(ctx: PageContext, before: Mapping[str, Any] | None, after: Policy) -> list[PolicyChange]:
@@ -131,20 +138,39 @@ def conflict(
     words = [page.in_words(ctx, each) for each in (before, live, own)]
     if base_body is None:
         words[0] = _NO_POLICY
-        triples = [RuleTriple(None, pair.old, pair.new) for pair in match_rules(live.rules, own.rules)]
-    else:
-        triples = match_changes(before.rules, live.rules, own.rules)
     found = []
-    for triple in triples:
+    triples = match_changes(() if base_body is None else before.rules, live.rules, own.rules)
+    for number, triple in enumerate(triples):
         rows = [
             None if index is None else panel.rules[index]
             for index, panel in zip((triple.base, triple.live, triple.edited), words, strict=True)
         ]
         lines = [() if row is None else tuple(rule_lines(row)) for row in rows]
-        found.append(_concurrent(_title(next(row for row in reversed(rows) if row is not None)), lines))
-    found.append(_concurrent(_("Other settings"), [tuple(policy_lines(panel)) for panel in words]))
-    merged = edited if base_body is None else merge(base_body, active.body, edited)
-    return PolicyConflict(active, tuple(row for row in found if row is not None), pretty(merged))
+        title = _title(next(row for row in reversed(rows) if row is not None))
+        found.append(_concurrent(f"choice-{number}", title, lines))
+    lines = [tuple(policy_lines(panel)) for panel in words]
+    found.append(_concurrent(_SETTINGS_CHOICE, _("Other settings"), lines))
+    return PolicyConflict(active, tuple(row for row in found if row is not None), is_comparable=True)
+
+
+def merge_chosen(
+    base_body: Mapping[str, Any] | None,
+    active: RoutingPolicy,
+    edited: Mapping[str, Any],
+    posted: Mapping[str, str],
+) -> str:
+    """Return the text of the policy with the versions of rules that the user chose in the form of a conflict.
+
+    Raises:
+        ValueError: one of the versions is not valid, or no rule is left.
+    """
+    rules = {}
+    for name, value in posted.items():
+        found = _CHOICE.fullmatch(name)
+        if found and value in _SIDE_OF_CHOICE:
+            rules[int(found[1])] = _SIDE_OF_CHOICE[value]
+    settings = _SIDE_OF_CHOICE.get(posted.get(_SETTINGS_CHOICE, ""))
+    return pretty(merge(base_body, active.body, edited, MergeChoices(rules, settings)))
 
 
 def rule_lines(rule: Mapping[str, Any]) -> list[str]:
@@ -173,13 +199,17 @@ def policy_lines(words: RoutingPanel) -> list[str]:
     return [first if fallbacks else _("No fallback"), *words.more]
 
 
-def _concurrent(title: str, lines: Sequence[tuple[str, ...]]) -> ConcurrentChange | None:
+def _concurrent(field: str, title: str, lines: Sequence[tuple[str, ...]]) -> ConcurrentChange | None:
     base, live, edited = lines
     side = side_of(base, live, edited)
     if side is None:
         return None
     kind, color = SIDES[side]
-    return ConcurrentChange(title, str(kind), color, base, live, edited)
+    choice = "live" if side == ChangedSide.LIVE else "edited"
+    if side == ChangedSide.BOTH and field == _SETTINGS_CHOICE:
+        choice = "both"
+    field = "" if side == ChangedSide.SAME else field
+    return ConcurrentChange(field, choice, title, str(kind), color, base, live, edited)
 
 
 def _title(rule: Mapping[str, Any]) -> str:

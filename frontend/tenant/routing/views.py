@@ -6,7 +6,7 @@ from http import HTTPStatus
 from typing import Any
 
 from django import forms
-from django.http import HttpResponse
+from django.http import HttpResponse, JsonResponse
 from django.shortcuts import render
 from django.urls import path
 from django.utils.translation import gettext as _
@@ -50,7 +50,10 @@ EXAMPLE = """{
 
 
 class Editor(forms.Form):
-    """The text of a policy. `base` is the version that was active when editing started; 0: none."""
+    """The text of a policy. `base` is the version that was active when editing started; 0: none.
+
+    In the sheet of a conflict, `base` is the live version that it shows, and `edited_from` that of before.
+    """
 
     name = forms.CharField(
         label=_lazy("Alias"),
@@ -67,6 +70,13 @@ class Editor(forms.Form):
         ),
     )
     base = forms.IntegerField(required=False, min_value=0, max_value=MAX_VERSION, widget=forms.HiddenInput)
+
+
+class ConflictForm(forms.Form):
+    """The versions that the sheet of a conflict compares, beside the policy as edited."""
+
+    base = forms.IntegerField(min_value=0, max_value=MAX_VERSION)
+    edited_from = forms.IntegerField(min_value=0, max_value=MAX_VERSION)
 
 
 @tenant_page(Permission.POLICIES_READ)
@@ -128,6 +138,8 @@ def _submit(ctx: PageContext) -> HttpResponse:
     """Save or publish a submitted policy. Otherwise, and if that is refused, return the sheet of its changes."""
     post = ctx.request.POST
     form = Editor(post)
+    if "merge" in post:
+        return _merge(ctx, form)
     if form.is_valid() and {"draft", "publish"} & set(post):
         given = form.cleaned_data
         try:
@@ -149,13 +161,42 @@ def _submit(ctx: PageContext) -> HttpResponse:
     return _sheet_of_changes(ctx, form)
 
 
+def _merge(ctx: PageContext, form: Editor) -> HttpResponse:
+    """Return the policy with the versions of rules that the user chose: to the builder, or as the sheet of its changes.
+
+    If another version was published since, the choice is of no use, and the sheet compares the newest one.
+    """
+    post = ctx.request.POST
+    compared = ConflictForm(post)
+    if not form.is_valid() or not compared.is_valid():
+        return _sheet_of_changes(ctx, form)
+    shown, edited_from = compared.cleaned_data["base"], compared.cleaned_data["edited_from"]
+    name, found = form.cleaned_data["name"], positions.read(form.cleaned_data["body"])
+    if isinstance(found, PolicyError):
+        return _sheet_of_changes(ctx, form)
+    with ctx.scope():
+        rows = page.versions(ctx).filter(name=name)
+        active, older = rows.filter(active=True).first(), rows.filter(version=edited_from).first()
+    again = Editor({**post.dict(), "base": edited_from})
+    if active is None or active.version != shown:
+        return _sheet_of_changes(ctx, again)
+    try:
+        text = changes.merge_chosen(None if older is None else older.body, active, found[0], post.dict())
+    except ValueError as exc:
+        again.add_error(None, translate_message(exc))
+        return _sheet_of_changes(ctx, again)
+    if ctx.is_fragment:
+        return JsonResponse({"body": text, "base": active.version})
+    return _sheet_of_changes(ctx, Editor({**post.dict(), "body": text, "base": active.version}))
+
+
 def _sheet_of_changes(ctx: PageContext, form: Editor) -> HttpResponse:
     """Return the sheet of a submitted policy: its changes in words, its dry run, and what prevents its publication.
 
     If another version than its base is live, the status is 409, and the sheet shows the difference of the three.
     """
     status = HTTPStatus.OK if form.is_valid() else HTTPStatus.UNPROCESSABLE_ENTITY
-    name, text = (ctx.request.POST.get(field, "") for field in ("name", "body"))
+    name, text = (form.data.get(field, "") for field in ("name", "body"))
     base = form.cleaned_data.get("base")
     name_error = " ".join(map(str, form.errors.get("name", ())))
     with ctx.scope():

@@ -13,6 +13,7 @@ from billing.metering.end_users import MAX_END_USERS
 from billing.metering.segments import Dimension
 from billing.metering.usage import TooManyRows
 from frontend.core.backend_messages import translate_message
+from frontend.core.chart_marks import marks_of
 from frontend.core.charts import Chart, Series, Unit, format_value
 from frontend.core.date_ranges import DateRange, date_range_of
 from frontend.core.filter_chips import FilterBar, choice_chip, filter_bar, text_chip
@@ -68,6 +69,7 @@ _FILTERS: Mapping[Dimension, tuple[str, Dimension]] = {
     "member": ("member", "key"),
     "end_user": ("user", "model"),
 }
+_REQUEST_FILTERS = ("model", "key", "project", "member", "user")  # that the request log has, too
 
 
 @dataclass(frozen=True)
@@ -215,7 +217,7 @@ def explorer(ctx: PageContext) -> dict[str, Any]:
         "all": sum(row.amount or 0 for row in rows),
         "places": common_places(row.money for row in shown),
         "previous_places": common_places(row.previous_money for row in shown),
-        "chart": _chart(now, found, before, rows, total),
+        "chart": _with_details(ctx, now, _chart(now, found, before, rows, total)),
     }
 
 
@@ -313,8 +315,20 @@ def _requests_url(ctx: PageContext, dimension: Dimension, name: str) -> str:
         period |= {"from": ctx.query["from"], "to": ctx.query["to"]}
     elif now.date_range.name == "custom" or now.date_range.is_weeks:
         period = {"range": "custom", "from": now.date_range.first, "to": now.date_range.last}
-    kept = {key: ctx.query.get(key, "") for key in ("model", "key", "project", "member", "user")}
+    kept = {name: ctx.query.get(name, "") for name in _REQUEST_FILTERS}
     return with_query(ctx.url("requests"), **period, **(kept | {_FILTERS[dimension][0]: name}))
+
+
+def _with_details(ctx: PageContext, now: ExplorerQuery, chart: Chart) -> Chart:
+    """Return the chart with marks, and the requests of each day or week."""
+    kept = {name: ctx.query.get(name, "") for name in _REQUEST_FILTERS}
+    return replace(
+        chart,
+        step=timedelta(days=7 if now.step == "week" else 1),
+        marks=marks_of(ctx),
+        requests_url=with_query(ctx.url("requests"), **kept),
+        selects=True,
+    )
 
 
 def _chart(

@@ -10,6 +10,7 @@ from django.utils.translation import gettext as _
 
 from billing.currencies.amounts import TOKENS_A_PRICE, half_up
 from billing.metering.usage import count_accepted, sums, total
+from frontend.core.chart_marks import marks_of
 from frontend.core.charts import Chart, Series
 from frontend.core.charts import legend_total as summed
 from frontend.core.code_labels import code_text
@@ -98,7 +99,8 @@ def tokens(ctx: PageContext) -> dict[str, Any]:
     message = ", ".join(f"{in_sentence(line.label)} {line.total}" for line in series)
     at = tuple(row["start"].astimezone(UTC) for row in days)
     of = _("Tokens by type and day, %(label)s: %(message)s") % {"label": now.date_range.label, "message": message}
-    return {"chart": Chart("tokens", of, at, series, "tokens", stacked=True)}
+    marks, url = marks_of(ctx), _requests_url(ctx)
+    return {"chart": Chart("tokens", of, at, series, "tokens", stacked=True, marks=marks, requests_url=url)}
 
 
 def cost(ctx: PageContext) -> dict[str, Any]:
@@ -121,8 +123,15 @@ def cost(ctx: PageContext) -> dict[str, Any]:
             at,
             tuple(series),
             "usd",
+            marks=marks_of(ctx),
+            requests_url=_requests_url(ctx),
         )
     }
+
+
+def _requests_url(ctx: PageContext) -> str:
+    """Return the URL of the request log with the page's filters."""
+    return with_query(ctx.url("requests"), **{name: ctx.query.get(name, "") for name in ("model", "key", "project")})
 
 
 def caches(ctx: PageContext) -> dict[str, Any]:

@@ -23,7 +23,13 @@ from tenants.webhooks.queries import deliveries, endpoints_with_last
 
 PAGE_SIZE = 50
 State = WebhookDelivery.State
-BADGES = {State.DELIVERED.value: "good", State.FAILED.value: "bad", State.PENDING.value: "info"}
+OPEN_STATES = (State.PENDING, State.WAITING)
+BADGES = {
+    State.DELIVERED.value: "good",
+    State.FAILED.value: "bad",
+    State.PENDING.value: "info",
+    State.WAITING.value: "info",
+}
 
 
 def endpoints(ctx: PageContext) -> list[dict[str, Any]]:
@@ -138,7 +144,7 @@ def _delivery(ctx: PageContext, row: WebhookDelivery) -> dict[str, Any]:
         "delivery": row,
         "badge": BADGES[row.state],
         "tries": len(tries),
-        "next_at": row.next_attempt_at if row.state == State.PENDING and row.next_attempt_at > ctx.now else None,
+        "next_at": row.next_attempt_at if row.state in OPEN_STATES and row.next_attempt_at > ctx.now else None,
         "last": _answer(tries[-1].status, tries[-1].error) if tries else None,
     }
 

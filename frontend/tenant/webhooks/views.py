@@ -60,7 +60,7 @@ class EndpointForm(forms.Form):
 
 
 class ChannelChangeForm(EndpointForm):
-    """The events of a channel, whose target cannot be changed."""
+    """The events of a channel or listener, whose target cannot be changed."""
 
     url = None  # type: ignore[assignment]
 

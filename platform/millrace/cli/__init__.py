@@ -36,6 +36,7 @@ _SECTIONS: dict[str, dict[str, _Entry]] = {
         "invoices": _Entry("usage", "invoices", "Show and download invoices."),
         "requests": _Entry("usage", "requests", "Look into the request log."),
         "cache": _Entry("cache", "cache", "Warm the caches, and show what that saved."),
+        "listen": _Entry("listen", "listen", "Forward webhook events to a server on this machine."),
         "policies": _Entry("policies", "policies", "Manage routing policies."),
         "router": _Entry("router", "router", "Train the complexity classifier of routing policies."),
         "organization": _Entry("organization", "organization", "Show and change the tenant's settings."),

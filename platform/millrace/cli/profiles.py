@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import secrets
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -39,6 +40,7 @@ class ProfileFile:
 
     current: str = DEFAULT_PROFILE
     profiles: dict[str, Connection] = field(default_factory=dict)
+    device: str = ""  # ID of this machine, if a command needed one
 
 
 def config_path() -> Path:
@@ -60,7 +62,7 @@ def read_profiles(path: Path) -> ProfileFile:
     try:
         stored: dict[str, Any] = json.loads(text)
         profiles = {name: Connection(**fields) for name, fields in stored["profiles"].items()}
-        return ProfileFile(str(stored["current"]), profiles)
+        return ProfileFile(str(stored["current"]), profiles, str(stored.get("device", "")))
     except (ValueError, TypeError, KeyError, AttributeError):
         raise NotSignedIn(f"{path} is damaged: delete it and run `{format_command('login')}`.") from None
 
@@ -74,7 +76,8 @@ def changed_profiles(path: Path) -> Iterator[ProfileFile]:
         stored = read_profiles(path)
         yield stored
         profiles = {name: asdict(connection) for name, connection in stored.profiles.items()}
-        text = json.dumps({"current": stored.current, "profiles": profiles}, indent=2) + "\n"
+        content = {"current": stored.current, "profiles": profiles, "device": stored.device}
+        text = json.dumps(content, indent=2) + "\n"
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".config-")  # with mode 0600
         try:
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -83,6 +86,15 @@ def changed_profiles(path: Path) -> Iterator[ProfileFile]:
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
+
+
+def read_device_id(path: Path) -> str:
+    """Return a random ID of this machine, which is stored at its first use."""
+    if device := read_profiles(path).device:
+        return device
+    with changed_profiles(path) as stored:
+        stored.device = stored.device or secrets.token_hex(8)
+        return stored.device
 
 
 def profile_name(profile: str | None, environ: Mapping[str, str], stored: ProfileFile) -> str:

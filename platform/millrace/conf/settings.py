@@ -297,6 +297,7 @@ SPECTACULAR_SETTINGS = {
         "PaymentFileType": "billing.payments.bank_files.FILE_TYPES",
         "PolicyDiffChange": "tenants.api.policies.DIFF_CHANGES",
         "PolicyDryRunRejectionCode": "millrace.apps.policy_results.api.REJECTION_CODES",
+        "OperatorNotificationKind": "tenants.api.notifications.OPERATOR_KIND_CHOICES",
         "PriceComponent": "billing.rates.pricing.PRICED",
         "PriceTermType": "billing.api.price_terms.PRICE_TERM_TYPES",
         "PriceVersionState": "billing.models.prices.PriceVersion.State",

@@ -197,3 +197,10 @@ def test_an_operator_views_those_of_a_tenant_and_marks_nothing(client, acme) -> 
     assert client.post(f"{URL}read", {"notification": pk}).status_code == 403
     assert 'type="submit">Save' not in client.get(f"{URL}channels").content.decode()
     assert of(NotificationRead, acme) == []
+
+
+def test_the_palette_opens_the_notifications(acme, client) -> None:
+    assert f'href="{URL}"' in client.get("/t/acme/search?q=notif", headers={"HX-Request": "true"}).content.decode()
+    client.force_login(User.objects.create_superuser("op@example.com"))
+    found = client.get("/operator/search?q=notif", headers={"HX-Request": "true"}).content.decode()
+    assert 'href="/operator/notifications/"' in found

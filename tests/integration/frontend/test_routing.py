@@ -109,7 +109,7 @@ def test_the_second_publisher_sees_the_three_versions(acme):
         ):
             assert part in text, (part, text)
     assert len(of(RoutingPolicy, acme)) == 2
-    merged = data_of(response, "merged-policy")
+    merged = submit(mine, "merge", base=2, edited_from="1").json()
     assert merged["base"] == 2
     assert json.loads(merged["body"])["rules"] == [theirs["rules"][0], mine["rules"][1], mine["rules"][2]]
     assert 'name="base" value="2"' in response.content.decode()  # the sheet's button replaces that version only
@@ -117,6 +117,57 @@ def test_the_second_publisher_sees_the_three_versions(acme):
     assert submit(mine, base=2).status_code == 409
     assert submit(mine, base=3).status_code == 200
     assert max(of(RoutingPolicy, acme), key=lambda row: row.version).body == mine
+
+
+def test_each_rule_is_chosen_in_a_conflict(acme):
+    actions.do_publish_policy(acme, "mine", RULES)
+    theirs = changed(Long={"when": {"prompt_tokens": {"at_least": 500}}}, rest={"targets": [{"model": LARGE}]})
+    actions.do_publish_policy(acme, "mine", {**theirs, "fallback_on": ["error"]})
+    mine = changed(Tools=None, rest={"targets": [{"model": SMALL}, {"model": LARGE}]}) | {"fallback_on": ["overload"]}
+    page = submit(mine, "review").content.decode()
+    fields = re.findall(r'name="(choice-\w+)" value="(\w+)"( checked)?', page)
+    assert {name: value for name, value, is_checked in fields if is_checked} == {
+        "choice-0": "live",  # Long
+        "choice-1": "edited",  # the last rule
+        "choice-2": "edited",  # Tools, which was removed
+        "choice-settings": "both",
+    }
+    long, tools, _ = RULES["rules"]
+    for choices, rules, fallback in (
+        ({}, [theirs["rules"][0], mine["rules"][-1]], "overload"),
+        (dict.fromkeys(("choice-0", "choice-1"), "live"), [theirs["rules"][0], theirs["rules"][2]], "overload"),
+        ({"choice-0": "edited", "choice-2": "live"}, [long, tools, mine["rules"][-1]], "overload"),
+        ({"choice-settings": "live", "choice-9": "live", "choice-0": "x"}, None, "error"),
+    ):
+        merged = json.loads(submit(mine, "merge", base=2, edited_from="1", **choices).json()["body"])
+        assert rules is None or merged["rules"] == rules, choices
+        assert merged["fallback_on"] == [fallback]
+    assert len(of(RoutingPolicy, acme)) == 2
+    without_scripts = log_in("developer").post(
+        EDIT, {"name": "mine", "body": json.dumps(mine), "merge": "1", "base": "2", "edited_from": "1"}
+    )
+    assert without_scripts.status_code == 200
+    assert 'name="base" value="2"' in without_scripts.content.decode()
+    actions.do_publish_policy(acme, "mine", GOOD)
+    late = submit(mine, "merge", base=2, edited_from="1")  # the choice was between older versions
+    assert late.status_code == 409
+    assert 'name="base" value="3"' in late.content.decode()
+    assert 'name="edited_from" value="1"' in late.content.decode()
+    assert submit(mine, "merge", base=3, edited_from="x").status_code == 200
+
+
+def test_a_choice_without_rules_is_refused(acme):
+    actions.do_publish_policy(acme, "mine", RULES)
+    old, theirs, own = (
+        {"rules": [{"name": name, "when": {"tools": True}, "targets": [{"model": SMALL}]}]}
+        for name in ("old", "theirs", "own")
+    )
+    actions.do_publish_policy(acme, "mine", old)
+    actions.do_publish_policy(acme, "mine", theirs)
+    choices = {"choice-0": "live", "choice-1": "edited"}
+    response = submit(own, "merge", base=3, edited_from="2", **choices)
+    assert response.status_code == 409
+    assert "No rule is left." in text_of(response)
 
 
 def test_a_draft_keeps_the_version_that_it_was_edited_from(acme):

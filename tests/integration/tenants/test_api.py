@@ -299,6 +299,8 @@ SENT = {
     "api-policy-dry-run": {"body": BODY},
     "api-webhooks": {"url": "https://hooks.example/"},
     "api-webhook": {"description": "x"},
+    "api-webhook-listeners": {"url": "http://localhost:3000/hooks", "device": "laptop"},
+    "api-webhook-listener-poll": {"results": []},
     "api-credentials": {"name": "x", "secret": "sk-x", "models": ["x"]},
     "api-credential": {"name": "y"},
     "api-credential-rotate": {"secret": "sk-y"},

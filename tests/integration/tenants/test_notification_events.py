@@ -16,12 +16,13 @@ from tenants.actions.webhooks import do_create_endpoint, do_disable_endpoint, do
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import Experiment, Notification, Tenant, User, WebhookDelivery, WebhookEndpoint
-from tenants.notifications.kinds import INVOICE_ISSUED, KEY_EXPIRES
+from tenants.notifications.kinds import INVOICE_ISSUED, KEY_EXPIRES, PRICE_DRAFT
 from tenants.notifications.notifying import Notice, notify
 from tenants.webhooks.event_types import INVOICE_PAID, InvoiceData
 from tenants.webhooks.outbox import enqueue
 from tests.support.outbox import send_webhooks
 from tests.support.rows import of, only_project
+from tests.support.tenants.management_api import by_person, by_role, reauthenticated
 from tests.support.tenants.webhook_receiver import Receiver, receiving
 
 pytestmark = [pytest.mark.django_db, pytest.mark.acme(roles=["owner", "developer"])]
@@ -190,3 +191,41 @@ def test_a_key_sees_no_notification_of_another_tenant(acme) -> None:
         "/api/notifications/read", {"ids": [other_id]}, content_type="application/json", headers=headers
     )
     assert response.json() == {"marked": 0}
+
+
+def test_operators_list_and_mark_their_notifications(acme, settings) -> None:
+    write(acme, KEY_EXPIRES)
+    with all_tenants_scope(BypassReason.COMMAND):
+        (row,) = notify(PRICE_DRAFT, None, Notice("1", Text("Version 2 waits"), "prices/1"))
+    operator = by_person(User.objects.create_superuser("op@example.com"))
+    (seen,) = operator.get("/api/operator/notifications").json()["results"]
+    assert (seen["id"], seen["kind"], seen["text"], seen["is_read"]) == (
+        row.pk,
+        "price_draft",
+        "Version 2 waits",
+        False,
+    )
+    assert seen["url"] == f"{settings.MILLRACE.base_url}/operator/prices/1"
+    read = {"ids": [row.pk]}
+    for number in (1, 0):
+        assert operator.post("/api/operator/notifications/read", read, format="json").json() == {"marked": number}
+    assert operator.get("/api/operator/notifications?is_read=false").json()["results"] == []
+    other = by_person(User.objects.create_superuser("other-op@example.com"))
+    assert len(other.get("/api/operator/notifications?is_read=false&kind=price_draft").json()["results"]) == 1
+    assert other.get("/api/operator/notifications?kind=key_expires").status_code == 400
+    assert by_role(acme, "admin").get("/api/operator/notifications").status_code == 404
+
+
+def test_operators_choose_their_channels(acme) -> None:
+    operator = by_person(User.objects.create_superuser("op@example.com"))
+    url = "/api/operator/notifications/channels"
+    shown = [{"kind": "price_draft", "in_console": True, "by_email": False}]
+    assert operator.get(url).json() == shown
+    wanted = [{"kind": "price_draft", "in_console": False, "by_email": True}]
+    assert operator.patch(url, {"channels": wanted}, format="json").json() == wanted
+    assert operator.get(url).json() == wanted
+    assert operator.patch(url, {"channels": []}, format="json").json() == wanted
+    wrong = {**wanted[0], "kind": "key_expires"}
+    assert operator.patch(url, {"channels": [wrong]}, format="json").status_code == 400
+    reauthenticated(operator, at=1.0)
+    assert operator.patch(url, {"channels": shown}, format="json").json()["code"] == "reauthentication_required"

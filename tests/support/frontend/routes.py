@@ -167,6 +167,7 @@ def _tables() -> Mapping[str, Any]:
         "api/upstream-credentials/": tenants.UpstreamCredential,
         "api/webhook-deliveries/": tenants.WebhookDelivery,
         "api/webhook-events/": tenants.WebhookEvent,
+        "api/webhook-listeners/": tenants.WebhookEndpoint,
         "api/webhooks/": tenants.WebhookEndpoint,
         "operator/audit/": tenants.AuditEntry,
         "operator/deployments/": Deployment,

@@ -15,6 +15,7 @@ from millrace.apps.alerts.models import AlertRule, RuleAlert
 from millrace.apps.request_log.models import RequestRecord
 from tenants import actions
 from tenants.actions.credentials import do_create_credential
+from tenants.actions.listeners import do_open_listener
 from tenants.actions.webhooks import do_create_endpoint, do_send_test_event
 from tenants.isolation.scopes import tenant_scope
 from tenants.models import (
@@ -56,6 +57,7 @@ def furnished(slug: str) -> Row:
     payment = do_record_payment(Received("manual", f"of {slug}", 100, datetime.now(UTC), tenant=slug))[0].pk
     endpoint, _ = do_create_endpoint(tenant, f"https://hooks.{slug}.example/")
     delivery = do_send_test_event(endpoint)
+    listener, _ = do_open_listener(tenant, "http://localhost:3000/hooks", "laptop")
     credential = do_create_credential(tenant, "own", f"sk-{slug}", model_names=["remote"])
     rule, alert = _alerting(tenant)
     with tenant_scope(tenant):
@@ -69,6 +71,7 @@ def furnished(slug: str) -> Row:
         **dict.fromkeys(("api-webhook-delivery", "api-webhook-replay"), delivery.pk),
         **dict.fromkeys(("api-credential", "api-credential-rotate"), credential.pk),
         "api-webhook-event": delivery.event_id,
+        "api-webhook-listener-poll": listener.pk,
         **dict.fromkeys(("api-invoice", "api-invoice-pdf", "api-invoice-html", "api-invoice-csv"), invoice),
         **dict.fromkeys(("api-invoice-events", "api-invoice-check", "api-invoice-pay", "api-invoice-xml"), invoice),
         **dict.fromkeys(("api-payment", "api-payment-receipt"), payment),

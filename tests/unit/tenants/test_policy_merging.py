@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 
 from tenants.routing_policies.merging import (
     ChangedSide,
+    MergeChoices,
     RulePair,
     match_changes,
     match_rules,
@@ -114,6 +116,31 @@ def test_what_both_changed_differently_stays_as_mine():
     assert merge(base, theirs, mine) == mine
     assert merge(base, mine, mine) == mine
     assert merge(base, theirs, base) == theirs
+
+
+def test_chosen_sides_are_merged():
+    base = body(named("x"), named("y"), LAST, fallback_on=["error"])
+    theirs = body(named("x", "b"), named("new"), LAST, fallback_on=["overload"])
+    mine = body(named("x", "c"), named("y", "c"), LAST, fallback_on=["error"], context_overflow="drop_middle")
+    live, edited = ChangedSide.LIVE, ChangedSide.EDITED
+    # match_changes: x, y, the last rule, and the new one.
+    for choices, expected in (
+        (MergeChoices(), [named("x", "c"), named("new"), named("y", "c"), LAST]),
+        (MergeChoices({0: live}), [named("x", "b"), named("new"), named("y", "c"), LAST]),
+        (MergeChoices({1: live}), [named("x", "c"), named("new"), LAST]),
+        (MergeChoices({3: edited}), [named("x", "c"), named("y", "c"), LAST]),
+    ):
+        assert merge(base, theirs, mine, choices)["rules"] == expected, choices
+    assert merge(base, theirs, mine)["fallback_on"] == ["overload"]
+    assert merge(base, theirs, mine, MergeChoices(settings=edited)) == {**mine, "rules": ANY}
+    assert merge(base, theirs, mine, MergeChoices(settings=live)) == {"rules": ANY, "fallback_on": ["overload"]}
+    assert merge(None, body(LAST), body(named("x"), LAST)) == body(named("x"), LAST)
+
+
+def test_at_least_one_rule_is_left():
+    choices = MergeChoices({0: ChangedSide.LIVE, 1: ChangedSide.EDITED})
+    with pytest.raises(ValueError, match="No rule is left"):
+        merge(body(named("old")), body(named("theirs")), body(named("own")), choices)
 
 
 def test_the_short_form_is_merged_as_rules():
