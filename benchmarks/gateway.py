@@ -406,10 +406,7 @@ def run_django(stack: Stack, state: Path, code: str) -> None:
 
 
 def set_up(stack: Stack, state: Path, cache: str) -> str:
-    """Create the tables, a tenant whose account, project and key have limits, and the model's files. Return the key.
-
-    As with `millrace up`, the gateway does not convert the model. Otherwise its memory includes the converter.
-    """
+    """Create the tables, a tenant whose account, project and key have limits, and the model's files. Return the key."""
     assert stack.postgres is not None
     owner = {"MILLRACE_MIGRATION_DATABASE_URL": stack.postgres.owner_url}  # role that owns the tables
     django = (("django", "migrate", "--no-input"), ("django", "shell", "-c", _SET_UP + cache))

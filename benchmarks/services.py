@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from millrace.local.postgres import Postgres
+from millrace.local.stack import SECRETS
 from millrace.local.valkey import Valkey
 
 
@@ -36,7 +37,7 @@ def start_services(running: ExitStack, directory: Path | None = None) -> None:
         MILLRACE_DATA_DIR=str(state),
         MILLRACE_DATABASE_URL=postgres.owner_url,
         MILLRACE_VALKEY_URL=valkey.url,
-        **{f"MILLRACE_{name}": "b" * 50 for name in ("SECRET_KEY", "PREFIX_CACHE_SECRET", "KEY_PEPPERS")},
+        **dict.fromkeys(SECRETS, "b" * 50),
         MILLRACE_LOG_LEVEL="error",
         MILLRACE_ALLOWED_HOSTS="testserver",
         DJANGO_SETTINGS_MODULE="millrace.conf.settings",

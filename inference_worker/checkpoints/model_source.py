@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import os
 import re
 import shlex
-import shutil
 import sys
-import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
 from inference_worker.checkpoints import tokenizer_convert
+from inference_worker.checkpoints.built_directories import build_once
 from inference_worker.checkpoints.checkpoint import read_tensor_entries
 from inference_worker.checkpoints.encoder_config import read_model_config
 from inference_worker.checkpoints.gguf_header import GGUFError, header_of
@@ -101,12 +97,12 @@ def _convert_once(source: Path, models: Path, progress: Progress | None, *, keep
     target = models / (_slug(source) + ("-blocks" if keep_blocks else ""))
     if target.is_dir():
         return target
-    # Only a conversion needs numpy and the package gguf, which take 13 MB of memory in a gateway.
+    # Only a conversion needs numpy and the package gguf, which take 13 MB of memory.
     from inference_worker.checkpoints.gguf_convert import convert
     from inference_worker.checkpoints.gguf_file import GGUFFile
 
     with GGUFFile(source) as file:
-        return _build_once(target, lambda partial: convert(file, partial, progress, keep_blocks=keep_blocks))
+        return _build(target, lambda partial: convert(file, partial, progress, keep_blocks=keep_blocks))
 
 
 def _with_tokenizer(directory: Path, models: Path) -> Path:
@@ -124,7 +120,7 @@ def _with_tokenizer(directory: Path, models: Path) -> Path:
             digest.update(tokenizer_convert.read_bounded(path))
 
     target = models / f"{_stem(directory.resolve().name)}-{digest.hexdigest()}"
-    return _build_once(target, lambda partial: link_with_tokenizer(source, partial))
+    return _build(target, lambda partial: link_with_tokenizer(source, partial))
 
 
 def link_with_tokenizer(source: Path, target: Path) -> None:
@@ -139,27 +135,14 @@ def link_with_tokenizer(source: Path, target: Path) -> None:
     tokenizer_convert.convert(source).save(str(target / "tokenizer.json"))
 
 
-def _build_once(target: Path, build: Callable[[Path], None]) -> Path:
-    """Return the directory `target`. If it does not exist, `build` fills it; no process sees an incomplete one."""
-    if target.is_dir():
-        return target
-    models = target.parent
-    models.mkdir(parents=True, exist_ok=True)
-    with _lock(models / f".{target.name}.lock"):
-        if target.is_dir():  # another process created it meanwhile
-            return target
-        for stale in models.glob(f".{target.name}.*.partial"):  # of a process that was killed
-            shutil.rmtree(stale, ignore_errors=True)
-        partial = models / f".{target.name}.{uuid.uuid4().hex}.partial"
-        partial.mkdir()
-        try:
-            build(partial)
-            check_directory(partial)
-            _sync(partial)
-            partial.rename(target)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-    return target
+def _build(target: Path, build: Callable[[Path], object]) -> Path:
+    """Return the directory `target` with a complete model. If it does not exist, `build` fills it."""
+
+    def build_model(partial: Path) -> None:
+        build(partial)
+        check_directory(partial)
+
+    return build_once(target, build_model)
 
 
 def _slug(source: Path) -> str:
@@ -171,20 +154,3 @@ def _slug(source: Path) -> str:
 
 def _stem(name: str) -> str:
     return re.sub(r"[^a-z0-9._-]+", "-", name.lower()).strip("-.")[:64] or "model"
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed, also by a crash
-        yield
-
-
-def _sync(directory: Path) -> None:
-    files = [path for path in directory.iterdir() if not path.is_symlink()]
-    for path in [*files, directory]:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

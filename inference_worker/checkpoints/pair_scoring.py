@@ -24,6 +24,7 @@ QWEN3_TEMPLATE = """\
 {{- '\\n<Query>: ' ~ query ~ '\\n<Document>: ' ~ document -}}
 {{- '<|im_end|>\\n<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n' -}}
 """
+RANKING_CARD = b"---\npipeline_tag: text-ranking\n---\n"  # all that is read of such a model card
 _MAX_CARD_BYTES = 1 << 20
 _RANKING = re.compile(r"^pipeline_tag:\s*[\"']?text-ranking\b", re.MULTILINE)
 
@@ -54,7 +55,7 @@ def read_pair_scoring(directory: Path, raw: dict[str, Any], modules: dict[str, s
         if not isinstance(token, int) or not isinstance(other, int | None):
             raise ModelError(f"{path}: true_token_id and false_token_id must be token ids")
         return PairScoring(token, other, "")
-    if raw.get("architectures") != ["Qwen3ForCausalLM"] or modules or not _is_ranking(directory / "README.md"):
+    if raw.get("architectures") != ["Qwen3ForCausalLM"] or modules or not is_ranking(directory / "README.md"):
         return None
     core = read_core(directory / "tokenizer.json")
     token, other = core.token_to_id("yes"), core.token_to_id("no")
@@ -63,7 +64,7 @@ def read_pair_scoring(directory: Path, raw: dict[str, Any], modules: dict[str, s
     return PairScoring(token, other, QWEN3_TEMPLATE)
 
 
-def _is_ranking(card: Path) -> bool:
+def is_ranking(card: Path) -> bool:
     """Return whether the front matter of the model card names the task of ranking texts."""
     if not card.is_file() or card.stat().st_size > _MAX_CARD_BYTES:
         return False

@@ -95,4 +95,4 @@ def sign_managed(name: str, upstream: UpstreamSpec, worker_secret: str) -> str:
 
 
 def is_signed(name: str, upstream: UpstreamSpec, signature: str, worker_secret: str) -> bool:
-    return bool(worker_secret) and hmac.compare_digest(signature, sign_managed(name, upstream, worker_secret))
+    return hmac.compare_digest(signature, sign_managed(name, upstream, worker_secret))

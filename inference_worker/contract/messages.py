@@ -9,6 +9,7 @@ All keys and channels start with `millrace:`.
 
 from __future__ import annotations
 
+import hashlib
 from enum import StrEnum
 from functools import cached_property
 
@@ -318,6 +319,17 @@ class Machine(msgspec.Struct, frozen=True):
     max_model_len: int  # tokens
     block_size: int  # tokens of a KV cache block
     slow: SlowReason | None = None  # why the model uses a slower backend than the machine's default
+    bundle: str = ""  # SHA-256 of the model's bundle; empty: an upstream runs the model
+    weights: str = ""  # identity of the model's weights
+
+    @property
+    def variant(self) -> bytes:
+        """What distinguishes the cached prefixes of this replica from those of others with the same deployment key.
+
+        It is empty if an upstream runs the model.
+        """
+        name = f"{self.bundle}\0{self.weights}\0{self.dtype}".encode()
+        return hashlib.blake2b(name, digest_size=16).digest() if self.bundle else b""
 
 
 class ReplicaPhase(StrEnum):

@@ -1,6 +1,7 @@
 """Hashes of prompt blocks, and digests of replicas' prefix caches, by which gateways predict cache hits.
 
-A block's hash depends on its tokens, all blocks before it and the tenant's salt. A digest contains 4 bytes of the hash
+A block's hash depends on its tokens, all blocks before it, and a salt of the tenant and the replica's variant
+(inference_worker.contract.model_bundles). A digest contains 4 bytes of the hash
 of each cached block; of a large cache only every `rate`-th hash, selected by its value. Workers store digests in Valkey
 in `millrace:prefixes:<replica>`, which expires.
 """
@@ -10,8 +11,11 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
+
+from inference_worker.contract.model_bundles import derive_salt
 
 HASH_BYTES = 32
 MAX_DIGEST_HASHES = 8192
@@ -27,6 +31,7 @@ class PrefixDigest(msgspec.Struct, frozen=True):
     block_size: int
     rate: int  # a power of two
     hashes: bytes
+    variant: bytes = b""  # of the replica
 
 
 def digest_key(replica_id: str) -> str:
@@ -51,12 +56,21 @@ def make_digest(block_size: int, hashes: Sequence[bytes]) -> PrefixDigest:
     return PrefixDigest(block_size, rate, b"".join(each[_STORED] for each in hashes))
 
 
+class _ReplicaBlocks(NamedTuple):
+    """A digest in the form that predictions use."""
+
+    block_size: int
+    variant: bytes
+    rate: int
+    hashes: frozenset[bytes]
+
+
 class PrefixIndex:
     """The last digests of replicas."""
 
     def __init__(self) -> None:
         self._payloads: dict[str, bytes] = {}
-        self._known: dict[str, tuple[int, int, frozenset[bytes]]] = {}  # replica ID -> block size, rate, hashes
+        self._known: dict[str, _ReplicaBlocks] = {}  # by replica ID
         self.version = 0  # increases when a digest changes
 
     def update(self, payloads: Mapping[str, bytes | None]) -> None:
@@ -74,18 +88,19 @@ class PrefixIndex:
     def cached_tokens(self, tokens: Sequence[int], salt: bytes, replicas: Sequence[str]) -> dict[str, int]:
         """Return the predicted number of cached tokens of a prompt at each replica that has a digest.
 
-        Only blocks that a replica may have are hashed, and the block of the last token is always computed.
+        `salt` is that of the job. Only blocks that a replica may have are hashed, and the block of the last token is
+        always computed.
         """
         found = {replica_id: 0 for replica_id in replicas if replica_id in self._known}
-        for block_size in {self._known[replica_id][0] for replica_id in found}:
-            matching = [replica_id for replica_id in found if self._known[replica_id][0] == block_size]
-            for number, block_hash in enumerate(_chain(tokens, block_size, salt), 1):
+        for block_size, variant in {self._known[replica_id][:2] for replica_id in found}:
+            matching = [replica_id for replica_id in found if self._known[replica_id][:2] == (block_size, variant)]
+            for number, block_hash in enumerate(_chain(tokens, block_size, derive_salt(salt, variant)), 1):
                 left = []
                 for replica_id in matching:
-                    _, rate, hashes = self._known[replica_id]
-                    if rate > 1 and not _is_sampled(block_hash, rate):
+                    known = self._known[replica_id]
+                    if known.rate > 1 and not _is_sampled(block_hash, known.rate):
                         left.append(replica_id)
-                    elif block_hash[_STORED] in hashes:
+                    elif block_hash[_STORED] in known.hashes:
                         found[replica_id] = number * block_size
                         left.append(replica_id)
                 matching = left
@@ -102,7 +117,7 @@ class PrefixIndex:
         hashes = digest.hashes
         found = frozenset(hashes[start : start + 4] for start in range(0, len(hashes), 4))
         if digest.block_size > 0 and digest.rate > 0:
-            self._known[replica_id] = digest.block_size, digest.rate, found
+            self._known[replica_id] = _ReplicaBlocks(digest.block_size, digest.variant, digest.rate, found)
 
     def _forget(self, replica_id: str) -> None:
         if self._payloads.pop(replica_id, None) is not None:

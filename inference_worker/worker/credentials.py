@@ -96,8 +96,7 @@ class CredentialStore:
         try:
             return self._contents.secrets[credential_id]
         except KeyError:
-            reason = "was not received yet" if self._worker_secret else "needs MILLRACE_WORKER_SECRET"
-            raise MissingCredential(f"the upstream credential {credential_id} {reason}") from None
+            raise MissingCredential(f"the upstream credential {credential_id} was not received yet") from None
 
     def max_concurrency(self, credential_id: int) -> int | None:
         """Return the maximum number of concurrent requests of all replicas; None: no limit."""
@@ -110,7 +109,7 @@ class CredentialStore:
             redis.RedisError: Valkey cannot be reached.
         """
         needs = self._needs()
-        if not self._worker_secret or not needs.deployments:
+        if not needs.deployments:
             self._withdraw()
             self._replace(SealedContents({}))
             return

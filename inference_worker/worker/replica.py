@@ -148,7 +148,9 @@ class LocalReplica:
         if loaded is None or now < self._digest_at + DIGEST_SECONDS:
             return None
         digest = loaded.client.prefix_digest()
-        payload = None if digest is None else msgspec.msgpack.encode(digest)
+        payload = None
+        if digest is not None:
+            payload = msgspec.msgpack.encode(msgspec.structs.replace(digest, variant=loaded.machine.variant))
         if payload is None or (payload == self._digest and now < self._digest_at + DIGEST_TTL_SECONDS / 3):
             return None
         self._digest, self._digest_at = payload, now

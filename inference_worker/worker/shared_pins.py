@@ -1,10 +1,10 @@
 """Pins of all replicas, in the broker. A paid prompt prefix is billed as a cache read on every replica and after
 restarts.
 
-`millrace:pins:<tenant>` is a sorted set of block hashes. The hashes depend on a salt of tenant and model, so they are
-the same on every replica of a model and differ between tenants. A score is the pin's expiry in milliseconds of the
-broker's clock, times two, plus one for a pin of an hour. Pins are added with the execution's first tokens, before the
-end that bills them. If an execution fails, its pins are removed (claims.FAIL).
+`millrace:pins:<tenant>` is a sorted set of block hashes. The hashes depend on a salt of tenant, model and the replica's
+variant. So they are the same on every replica with the same files and dtype, and differ between tenants. A score is the
+pin's expiry in milliseconds of the broker's clock, times two, plus one for a pin of an hour. Pins are added with the
+execution's first tokens, before the end that bills them. If an execution fails, its pins are removed (claims.FAIL).
 """
 
 from __future__ import annotations

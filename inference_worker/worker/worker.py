@@ -20,6 +20,7 @@ import structlog
 import torch
 from redis.exceptions import NoScriptError
 
+from inference_worker.checkpoints.bundle_files import fingerprint_weights
 from inference_worker.checkpoints.encoder_config import EncoderConfig, read_model_config
 from inference_worker.checkpoints.model_source import ensure_model
 from inference_worker.contract import claims, valkey
@@ -50,6 +51,7 @@ from inference_worker.contract.messages import (
     wakeup_sent_key,
     wakeups_key,
 )
+from inference_worker.contract.model_bundles import derive_salt
 from inference_worker.contract.request import RequestError
 from inference_worker.contract.settings import SELF_DRAFT, ModelSpec, WorkerSettings
 from inference_worker.contract.upstreams import UpstreamEngine, UpstreamSpec
@@ -60,6 +62,7 @@ from inference_worker.engine.device import pick_device
 from inference_worker.engine.embeddings.embedding_engine import EmbeddingEngine
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.loading.loader import ProgressLog
+from inference_worker.worker.bundle_publisher import BundlePublisher
 from inference_worker.worker.control import Control
 from inference_worker.worker.credentials import CredentialStore, needs_of
 from inference_worker.worker.engine_client import ActiveJob, Engine, ResidentEngine
@@ -268,17 +271,25 @@ class Worker:
             settings.worker_secret,
             lambda: needs_of([replica.spec for replica in self.replicas.replicas]),
         )
-        home = self._home_replica()
+        home, on_demand = self._home_replica(), on_demand_specs(settings)
+        pools = (*settings.worker_pools, *self._home_pool(), *settings.worker_on_demand_models)
+        self._pools = tuple(dict.fromkeys(pools))
+        self.replicas = Reconciler(
+            self._broker, name, replica_id, self._pools, self._load, home, on_demand
+        )
+        self._bundles = BundlePublisher(
+            self._broker,
+            settings.worker_secret,
+            lambda: self.replicas.replicas,
+            lambda spec: ensure_model(spec, settings.data_dir),
+            on_demand,
+        )
+        self._bundles.start()
         if home is not None:
             try:
                 self._load(home)  # an error ends the process
             except OptionRefused as exc:
                 raise SystemExit(f"{home.spec.name} cannot be loaded: {exc}") from exc
-        pools = (*settings.worker_pools, *self._home_pool(), *settings.worker_on_demand_models)
-        self._pools = tuple(dict.fromkeys(pools))
-        self.replicas = Reconciler(
-            self._broker, name, replica_id, self._pools, self._load, home, on_demand_specs(settings)
-        )
         sent = WorkerSupport(self._pools, support, host_name(), int(time.time()))
         self._control = Control(self._broker, replica_id, self, self._heartbeats, sent, self._prefix_digests)
         self.credentials.start()
@@ -395,6 +406,7 @@ class Worker:
             if replica.loaded is not None:
                 replica.loaded.client.close()
         self._publisher.close()
+        self._bundles.close()
         self._orphaned_journals.close()
         self.credentials.close()
         self._control.close()
@@ -405,7 +417,9 @@ class Worker:
         loaded = replica.loaded
         if loaded is None:
             raise AssertionError("the replica's lock is held, so its engine cannot be closed")
-        live = ActiveJob(decode_job(payload), attempt, replica.id, loaded.machine.block_size)
+        job = decode_job(payload)
+        job = msgspec.structs.replace(job, cache_salt=derive_salt(job.cache_salt, loaded.machine.variant))
+        live = ActiveJob(job, attempt, replica.id, loaded.machine.block_size)
         if num_pins and loaded.pins is not None:
             live.paid = loaded.pins.look_up(live.job)
         loaded.client.submit(live)
@@ -520,11 +534,14 @@ class Worker:
             loaded = LoadedEngine(client, describe_upstream(upstream), upstream.concurrency, None)
             return replica.finish_load(loaded, time.monotonic() - started)
         config = self._engine_config(replica.spec, note_progress)
+        # Before the load, so that gateways read it meanwhile.
+        bundle = self._bundles.publish(replica.spec.key, config.model_dir)
         with self._placement.bind():
             machine = describe_machine(config)
             engine = make_engine(config)
             resident = ResidentEngine(engine, self._publisher.deliver, self._on_broken)
-        machine = msgspec.structs.replace(machine, slow=engine.slow)
+        weights = fingerprint_weights(config.model_dir)
+        machine = msgspec.structs.replace(machine, slow=engine.slow, bundle=bundle, weights=weights)
         seconds = time.monotonic() - started
         log.info("model_loaded", model=replica.spec.name, version=replica.spec.version, seconds=round(seconds, 2))
         pins = SharedPins(self._broker, config.block_size)

@@ -44,8 +44,7 @@ def seconds_until_delivery() -> float | None:
     Raises:
         redis.RedisError: Valkey cannot be reached.
     """
-    is_needed = settings.MILLRACE.worker_secret and _reader(settings.MILLRACE.valkey_url).exists(WORKER_KEYS_KEY)
-    return 0.0 if is_needed else None
+    return 0.0 if _reader(settings.MILLRACE.valkey_url).exists(WORKER_KEYS_KEY) else None
 
 
 @cache
@@ -61,8 +60,6 @@ def deliver_credentials() -> int:
         redis.RedisError: Valkey cannot be reached.
     """
     worker_secret: str = settings.MILLRACE.worker_secret
-    if not worker_secret:
-        return 0
     with valkey.connect(settings.MILLRACE.valkey_url, valkey.PAGES) as broker:
         if not broker.exists(WORKER_KEYS_KEY):
             return 0

@@ -107,9 +107,10 @@ def second_worker(stack: Stack, broker: redis.Redis) -> Iterator[subprocess.Pope
     """Start another worker of the model, without a supervisor."""
     stack.wait_until_ready()
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("MILLRACE_", "DJANGO_"))}
+    stored = read_env_file(stack.data_dir / "env")
     environ |= {
         "MILLRACE_DATA_DIR": str(stack.data_dir),
-        "MILLRACE_VALKEY_URL": read_env_file(stack.data_dir / "env")["MILLRACE_VALKEY_URL"],
+        **{name: stored[name] for name in ("MILLRACE_VALKEY_URL", "MILLRACE_WORKER_SECRET")},
         "MILLRACE_MODELS": f"{MODEL}=embedded?dtype=float32,{EMBEDDING_MODEL}=embedded:minilm",
         "MILLRACE_WORKER_MODEL": MODEL,
         "MILLRACE_WORKER_NAME": f"{MODEL}-1",

@@ -29,6 +29,7 @@ MILLISECOND = 1000  # microseconds
 _SCREENS: dict[IssueType, tuple[str, str]] = {
     IssueType.BANK_ENTRY: (_lazy("Receivables"), "operator-receivables"),
     IssueType.BUDGET: (_lazy("Budgets"), "budgets"),
+    IssueType.BUNDLE: (_lazy("Deployments"), "operator-deployments"),
     IssueType.COST: (_lazy("Margin"), "operator-margin"),
     IssueType.CORDON: (_lazy("Workers"), "operator-models"),
     IssueType.FAILURES: (_lazy("Fleet"), "operator-fleet"),
@@ -44,6 +45,7 @@ _SCREENS: dict[IssueType, tuple[str, str]] = {
     IssueType.UNPRICED: (_lazy("Price book"), "operator-prices"),
     IssueType.UPSTREAM: (_lazy("Deployments"), "operator-deployments"),
     IssueType.UPSTREAM_PAUSE: (_lazy("Deployments"), "operator-deployments"),
+    IssueType.VARIANT: (_lazy("Workers"), "operator-models"),
     IssueType.WEBHOOK: (_lazy("Webhooks"), "webhooks"),
     IssueType.WORKER_NAME: (_lazy("Workers"), "operator-models"),
 }

@@ -55,8 +55,6 @@ def start_server(
     """
     if spec.upstream is None:
         raise AssertionError("the deployment has an upstream")
-    if not worker_secret:
-        raise ManagedServerError("A managed engine needs MILLRACE_WORKER_SECRET for the platform and the worker.")
     if not is_signed(spec.name, spec.upstream, spec.upstream.signature, worker_secret):
         raise ManagedServerError(
             "The command was not signed with this worker's MILLRACE_WORKER_SECRET. Set the platform's secret."

@@ -45,6 +45,7 @@ from millrace.gateway.auth.stale_window import StaleWindow, answer_within
 from millrace.gateway.core.activity import Activity
 from millrace.gateway.core.asyncio_utils import run_for
 from millrace.gateway.core.body_memory import BodyMemory
+from millrace.gateway.core.bundle_store import BundleStore
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.cors import CrossOrigin
 from millrace.gateway.core.readiness import OK, STALE, Readiness
@@ -85,7 +86,7 @@ class Gateway:
     def __init__(self, settings: PlatformSettings, models: dict[str, ServedModel]) -> None:
         self.settings = settings
         self._models = models
-        loading: set[str] = set()
+        loading = {spec.name for spec in settings.models} - models.keys()  # their bundles are not read yet
         self.id = f"gw-{secrets.token_hex(6)}"
         self.broker = valkey.connect_async(settings.valkey_url, valkey.REQUEST_PATH)
         self.blocking_broker = valkey.connect_async(settings.valkey_url, valkey.GATEWAY_READS)
@@ -122,7 +123,7 @@ class Gateway:
         latencies = LatencyTracker()
         signals = TargetSignals(self.budget_admission.prices, latencies, self.dispatcher.relative_load)
         self.router = Router(models, loading, signals)
-        self.monitor = DispatchMonitor(self.dispatcher, activity)
+        self.monitor = DispatchMonitor(self.dispatcher, activity, lambda: self.catalog.failures)
         self.subscribers = StreamSubscribers(self.broker)
         self.tenant_db = TenantConnectionPool(settings.database_url)
         self.storage = Storage(settings.data_dir)
@@ -142,7 +143,14 @@ class Gateway:
         self.body_memory = BodyMemory()
         self.prompt_pool = PromptPool(models, settings.prompt_processes)
         self.catalog = CatalogUpdater(
-            self.broker, models, loading, self.dispatcher.replicas, self.prompt_pool, settings.data_dir, activity
+            self.broker,
+            models,
+            loading,
+            self.dispatcher.replicas,
+            self.prompt_pool,
+            _make_bundle_store(settings, self.broker),
+            settings.models,
+            activity,
         )
         self.prompts = PromptReader(
             self.router,
@@ -331,6 +339,10 @@ def _make_pool(settings: PlatformSettings, max_size: int) -> AsyncConnectionPool
     )
 
 
+def _make_bundle_store(settings: PlatformSettings, broker: redis.Redis) -> BundleStore:
+    return BundleStore(broker, settings.data_dir, settings.worker_secret)
+
+
 _running: list[Gateway] = []
 
 
@@ -346,7 +358,7 @@ async def lifespan(scope: Any, receive: Any, send: Any) -> None:
     try:
         settings = platform_settings()
         async with valkey.connect_async(settings.valkey_url, valkey.REQUEST_PATH) as broker:
-            models = await read_catalog(broker, settings.models, settings.data_dir)
+            models = await read_catalog(broker, settings.models, _make_bundle_store(settings, broker))
         gateway = Gateway(settings, models)
         await gateway.start()
     except Exception as exc:

@@ -47,6 +47,7 @@ from millrace.apps.deployments.deployments import (
     do_update_deployment,
 )
 from millrace.apps.deployments.fleet_status import read_fleet_status
+from millrace.apps.deployments.gateway_heartbeat import GATEWAYS_KEY, GatewayHeartbeat, gateway_heartbeat_key
 from millrace.apps.deployments.models import Deployment
 from tenants.actions import ActionRefused, Conflict, do_create_tenant
 from tenants.actions.common import FieldRefused
@@ -327,6 +328,23 @@ def test_the_state_follows_from_the_replicas(
     assert status.reason == ("no memory" if "failed" in replicas else "")
     assert status.progress_percent == (62 if "loading" in replicas else None)
     assert deployment_status(row, None).state == DeploymentState.UNKNOWN
+
+
+@pytest.mark.usefixtures("catalog")
+def test_a_deployment_whose_bundle_a_gateway_refuses_has_failed(
+    broker: redis.Redis, speak: Callable[..., None]
+) -> None:
+    rows = [unscoped(Deployment).get(name=spec.name) for spec in SPECS]
+    for row in rows:
+        speak(f"{row.name}-0.aa", model=row.name, version=row.spec.version)
+    broker.sadd(GATEWAYS_KEY, "gw-a")
+    presence = GatewayHeartbeat(0, failures={"small": "its bundle is not signed"})
+    broker.set(gateway_heartbeat_key("gw-a"), encode(presence), ex=5)
+    found = [deployment_status(row, read_fleet_status()) for row in rows]
+    assert [status.state for status in found] == [DeploymentState.FAILED, DeploymentState.READY]
+    assert [status.reason for status in found] == ["its bundle is not signed", ""]
+    drained = do_set_deployment_state("small", WantedState.UNLOADED)
+    assert deployment_status(drained, read_fleet_status()).state == DeploymentState.DRAINING
 
 
 @pytest.mark.parametrize(

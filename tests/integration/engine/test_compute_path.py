@@ -188,7 +188,11 @@ def test_a_worker_does_not_start_with_an_instruction_set_that_the_machine_lacks(
     monkeypatch.setattr("kernels.native.library.runnable_variants", lambda: ["generic"])
     monkeypatch.setattr("kernels.native.library._load_prebuilt", lambda: None)
     monkeypatch.setattr(compute_path, "load_library", load_library.__wrapped__)
-    environ = {"MILLRACE_VALKEY_URL": "redis://127.0.0.1:1/0", "MILLRACE_CPU_KERNELS": "avx2"}
+    environ = {
+        "MILLRACE_VALKEY_URL": "redis://127.0.0.1:1/0",
+        "MILLRACE_WORKER_SECRET": "w" * 32,
+        "MILLRACE_CPU_KERNELS": "avx2",
+    }
     with pytest.raises(SystemExit) as caught:
         place_worker(env.load(WorkerSettings, environ))
     text = "this machine cannot run the CPU kernels for avx2; it can run generic; set it to auto"

@@ -33,7 +33,7 @@ from inference_worker.engine.architectures.layers import Linear
 from inference_worker.engine.architectures.rope import Rope
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.loading.loader import Weights
-from millrace.gateway.core.catalog import load_catalog
+from tests.support.gateway.bundles import load_models
 
 ROOT = Path(__file__).resolve().parents[3]
 EMBEDDED = ModelSpec("smollm2-135m", "embedded", "auto")
@@ -67,10 +67,8 @@ def test_the_embedded_models_properties(model_dir: Path) -> None:
 
 
 @pytest.mark.parametrize(("max_model_len", "expected"), [(None, 8192), (100, 100), (1 << 20, 8192)])
-def test_the_gateways_context_length_is_the_engines(
-    model_dir: Path, tmp_path: Path, max_model_len: int | None, expected: int
-) -> None:
-    served = load_catalog([ModelSpec("m", str(model_dir), "auto", max_model_len)], tmp_path)
+def test_the_gateways_context_length_is_the_engines(model_dir: Path, max_model_len: int | None, expected: int) -> None:
+    served = load_models([ModelSpec("m", str(model_dir), "auto", max_model_len)])
     assert served["m"].context_length == expected
 
 

@@ -18,7 +18,7 @@ from millrace.gateway.admission.admission import RateLimitAdmission
 from millrace.gateway.auth.active_requests import ActiveRequests
 from millrace.gateway.core import request_body
 from millrace.gateway.core.body_memory import MAX_BYTES, MAX_TENANT_BYTES, BodyMemory
-from millrace.gateway.core.catalog import ServedModel, load_catalog
+from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.cors import CrossOrigin
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.request_body import RequestBody
@@ -39,8 +39,8 @@ from millrace.gateway.routing.router import Router
 from tenants.keys.snapshot import ApiKeySnapshot, LimitSetSnapshot, LimitSnapshot
 from tenants.limits.token_buckets import DAY, bucket, buckets_key
 from tenants.routing_policies.policy import parse
+from tests.support.gateway.bundles import load_models
 from tests.support.gateway.keys import make_demand
-from tests.support.models import models_data_dir
 from tests.support.waiting import eventually_async
 
 BODY_BYTES = 7_400_000
@@ -255,7 +255,7 @@ async def test_a_disconnected_client_ends_the_reading() -> None:
 @pytest.fixture(scope="module")
 def models() -> dict[str, ServedModel]:
     specs = [ModelSpec("m", "embedded", "auto"), ModelSpec("e", "embedded:minilm", "auto")]
-    return dict(load_catalog(specs, models_data_dir()))
+    return load_models(specs)
 
 
 @pytest.fixture

@@ -14,14 +14,14 @@ import pytest_asyncio
 
 from inference_worker.contract.settings import ModelSpec
 from millrace.gateway.core import asyncio_utils
-from millrace.gateway.core.catalog import ServedModel, load_catalog
+from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.prompt_processes import prompt_pool
 from millrace.gateway.prompt_processes.prompt_frames import PromptTarget, PromptTask, Result
 from millrace.gateway.prompt_processes.prompt_pool import PromptPool
 from millrace.gateway.prompt_processes.tenant_queue import TenantQueue
 from millrace.gateway.protocols.openai import chat
-from tests.support.models import models_data_dir
+from tests.support.gateway.bundles import load_models
 from tests.support.waiting import eventually_async
 
 SPEC = ModelSpec("m", "embedded", "auto")
@@ -30,7 +30,7 @@ WORK = PromptTask(chat.DIALECT, {"m": PromptTarget(SPEC.key, 8192)})
 
 @pytest.fixture(scope="module")
 def models() -> dict[str, ServedModel]:
-    return dict(load_catalog([SPEC], models_data_dir()))
+    return load_models([SPEC])
 
 
 @pytest.fixture(autouse=True)

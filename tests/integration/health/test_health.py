@@ -197,6 +197,42 @@ def test_a_replica_whose_cache_hits_are_not_as_predicted(broker: redis.Redis) ->
 
 
 @pytest.mark.usefixtures("well")
+def test_a_bundle_that_a_gateway_refuses(broker: redis.Redis) -> None:
+    broker.sadd(GATEWAYS_KEY, "gw-a", "gw-b")
+    for name, failures in (("gw-a", {}), ("gw-b", {"smollm2-135m": "its bundle is not signed"})):
+        broker.set(gateway_heartbeat_key(name), encode(GatewayHeartbeat(0, failures=failures)), ex=5)
+    issue = only()
+    assert (issue.issue_type, issue.subject, issue.urgent) == (IssueType.BUNDLE, "smollm2-135m", True)
+    assert issue.title == "A gateway cannot load smollm2-135m"
+    assert issue.todo == "Its model bundle was refused: its bundle is not signed"
+
+
+@pytest.mark.usefixtures("well")
+@pytest.mark.parametrize(
+    ("changes", "described"),
+    [
+        ({}, ""),
+        ({"device": "another CPU"}, ""),
+        ({"dtype": "float32"}, "smollm2-135m-1.bb: float32, bbbbbbbb/wwwwwwww"),
+        ({"bundle": "x" * 64}, "smollm2-135m-1.bb: bfloat16, xxxxxxxx/wwwwwwww"),
+        ({"weights": "x" * 16}, "smollm2-135m-1.bb: bfloat16, bbbbbbbb/xxxxxxxx"),
+    ],
+)
+def test_replicas_of_a_deployment_that_differ(
+    changes: dict[str, str], described: str, speak: Callable[..., None]
+) -> None:
+    machine = msgspec.structs.replace(MACHINE, bundle="b" * 64, weights="w" * 16)
+    speak("smollm2-135m-0.aa", machine=machine)
+    speak("smollm2-135m-1.bb", machine=msgspec.structs.replace(machine, **changes))
+    speak("smollm2-135m-2.cc", machine=msgspec.structs.replace(machine, dtype="float16"), version="another")
+    issues = found()
+    assert [issue.issue_type for issue in issues] == ([IssueType.VARIANT] if described else [])
+    if described:
+        assert (issues[0].subject, issues[0].title) == ("smollm2-135m", "Replicas of smollm2-135m differ")
+        assert f"smollm2-135m-0.aa: bfloat16, bbbbbbbb/wwwwwwww; {described}." in issues[0].todo
+
+
+@pytest.mark.usefixtures("well")
 def test_an_unavailable_broker() -> None:
     with all_tenants_scope(BypassReason.OPERATOR):
         (issue,) = health_checks.find_issues(None)

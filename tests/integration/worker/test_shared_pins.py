@@ -260,6 +260,16 @@ def test_pins_with_the_embedded_model(broker: redis.Redis, queued: Queued, setti
             replicas.stop(worker)
 
 
+def test_a_replica_with_other_weights_does_not_read_the_prefix(
+    replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replicas.usage_of(replicas.start("one"), PROMPT, (96, FIVE))
+    monkeypatch.setattr("inference_worker.worker.worker.fingerprint_weights", lambda _: "other")
+    two = replicas.start("two")
+    assert replicas.usage_of(two, PROMPT, (96, FIVE)) == WRITTEN
+    assert replicas.usage_of(two, PROMPT, (96, FIVE)) == READ
+
+
 def test_a_pin_expires(replicas: Replicas) -> None:
     replicas.usage_of(replicas.start("one"), PROMPT, (32, HOUR), (96, FIVE))
     replicas.pass_time(270)

@@ -76,7 +76,7 @@ def platform() -> Iterator[str]:
     folder = Path(tempfile.mkdtemp(prefix="millrace-screenshots-"))
     folder.chmod(0o711)  # PostgreSQL may run as another user and must reach its data below
     port = free_port()
-    placeholder = {"MILLRACE_VALKEY_URL": "redis://127.0.0.1:1/0"}
+    placeholder = {"MILLRACE_VALKEY_URL": "redis://127.0.0.1:1/0", "MILLRACE_WORKER_SECRET": "w" * 32}
     models = format_models(env.load(WorkerSettings, placeholder).models)  # all bundled ones, also on a small machine
     process = start(folder / "state", port, folder / "log", MILLRACE_MODELS=models)
     address = f"http://127.0.0.1:{port}"

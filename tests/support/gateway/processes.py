@@ -42,6 +42,7 @@ from millrace.gateway.auth import revocation
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.local.program import die_with_parent, free_port
 from millrace.local.stack import HTTP_PROTOCOL
+from tests.support.gateway.bundles import publish_bundles
 from tests.support.gateway.replica import Replica
 from tests.support.waiting import eventually_async
 
@@ -184,6 +185,7 @@ async def gateway_cluster(
     }
     started: dict[str, GatewayProcess] = {}
     settler = _start("manage.py", "run_settler", "--name", "cluster", environ=environ)
+    publish_bundles(parse_models(environ["MILLRACE_MODELS"]))
     (spec,) = parse_models(f"{MODEL}=embedded")
     worker = Worker(broker, Replica(broker, f"{MODEL}-0.stub", model=MODEL, version=spec.version))
     replicas = [worker.replica]

@@ -14,6 +14,7 @@ GOOD = {
     "MILLRACE_SECRET_KEY": "s" * 32,
     "MILLRACE_PREFIX_CACHE_SECRET": "c" * 32,
     "MILLRACE_KEY_PEPPERS": "p" * 32,
+    "MILLRACE_WORKER_SECRET": "w" * 32,
 }
 
 
@@ -39,6 +40,7 @@ def test_unset_variables_have_defaults() -> None:
         ("MILLRACE_SECRET_KEY", "short"),
         ("MILLRACE_PREFIX_CACHE_SECRET", ""),
         ("MILLRACE_KEY_PEPPERS", ""),
+        ("MILLRACE_WORKER_SECRET", ""),
         ("MILLRACE_KEY_PEPPERS", "p" * 32 + ",short"),
         ("MILLRACE_MIGRATION_DATABASE_URL", "owner"),
         ("MILLRACE_EMAIL_URL", "http://mail.example.com"),

@@ -18,7 +18,13 @@ from inference_worker.worker.worker import find_draft_model, on_demand_specs, st
 
 def settings(**values: object) -> WorkerSettings:
     named = {f"MILLRACE_{name.upper()}": str(value) for name, value in values.items()}
-    return env.load(WorkerSettings, {"MILLRACE_VALKEY_URL": "redis://127.0.0.1", **named})
+    required = {"MILLRACE_VALKEY_URL": "redis://127.0.0.1", "MILLRACE_WORKER_SECRET": "w" * 32}
+    return env.load(WorkerSettings, required | named)
+
+
+def test_a_worker_does_not_start_without_its_secret() -> None:
+    with pytest.raises(env.SettingsError, match="MILLRACE_WORKER_SECRET: is required"):
+        env.load(WorkerSettings, {"MILLRACE_VALKEY_URL": "redis://127.0.0.1"})
 
 
 def test_the_default_profile_is_balanced() -> None:

@@ -254,7 +254,7 @@ class DeploymentSerializer(serializers.Serializer[DeploymentStatus]):
         WANTED_STATES, source="deployment.state", help_text="The state that operators want."
     )
     state = serializers.ChoiceField(DEPLOYMENT_STATES, help_text="The present state.")
-    reason = serializers.CharField(help_text="Why a replica could not be loaded.")
+    reason = serializers.CharField(help_text="Why a replica or a gateway could not load the model.")
     progress_percent = serializers.IntegerField(allow_null=True, help_text="Of a load.")
     ready_replicas = serializers.IntegerField(source="ready")
     wanted_replicas = serializers.IntegerField(source="wanted", allow_null=True, help_text="null: one on each worker.")

@@ -39,6 +39,7 @@ class DeploymentStatus:
     replicas: tuple[ReplicaStatus, ...]
     ready: int  # replicas that accept requests
     wanted: int | None  # replicas that the catalog asks for; None: one on each worker of a pool
+    bundle_failure: str = ""  # why a gateway cannot load the model's bundle
 
     @property
     def version(self) -> str:
@@ -46,8 +47,9 @@ class DeploymentStatus:
 
     @property
     def reason(self) -> str:
-        """Why a replica could not be loaded, also while its load is repeated; empty if none failed."""
-        return read_refusal(next((each.beat.reason for each in self.replicas if each.beat.reason), ""))
+        """Why a replica or a gateway could not load the model, also while it is repeated; empty if none failed."""
+        failed = next((each.beat.reason for each in self.replicas if each.beat.reason), "")
+        return read_refusal(failed or self.bundle_failure)
 
     @property
     def namesakes(self) -> list[ReplicaStatus]:
@@ -90,8 +92,11 @@ def deployment_status(deployment: Deployment, board: FleetStatus | None) -> Depl
     ready = sum(status.state == ReplicaState.READY for status in replicas)
     counts: Mapping[str, int] = deployment.pools
     wanted = None if 0 in counts.values() else sum(counts.values())
+    failure = "" if board is None else board.find_bundle_failure(deployment.name)
     state = DeploymentState.UNKNOWN if board is None else _state(deployment, replicas, wanted)
-    return DeploymentStatus(deployment, state, replicas, ready, wanted)
+    if failure and deployment.state == WantedState.LOADED:
+        state = DeploymentState.FAILED
+    return DeploymentStatus(deployment, state, replicas, ready, wanted, failure)
 
 
 def _state(deployment: Deployment, replicas: tuple[ReplicaStatus, ...], wanted: int | None) -> DeploymentState:

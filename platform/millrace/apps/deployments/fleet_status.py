@@ -117,6 +117,11 @@ class FleetStatus:
             by_name[worker_of(worker.id)].append(worker)
         return {name: workers for name, workers in sorted(by_name.items()) if len(workers) > 1}
 
+    def find_bundle_failure(self, model: str) -> str:
+        """Return why a gateway cannot load the model's bundle; empty if all can."""
+        found = (gateway.presence.failures.get(model, "") for gateway in self.gateways)
+        return next((reason for reason in found if reason), "")
+
     @property
     def settler_runs(self) -> bool:
         return self.settler_age_ms is not None and self.settler_age_ms < SETTLER_LATE_MS

@@ -40,6 +40,7 @@ class GatewayHeartbeat(msgspec.Struct, frozen=True):
     in_flight: int
     waiting: tuple[QueueDepth, ...] = ()
     hit_rates: tuple[HitRate, ...] = ()
+    failures: dict[str, str] = {}  # deployments whose model bundle the gateway cannot load, each with the reason
 
 
 decode_gateway_heartbeat = msgspec.msgpack.Decoder(GatewayHeartbeat).decode

@@ -9,8 +9,9 @@ from django.conf import settings
 
 from inference_worker.contract.compute_support import read_refusal
 from inference_worker.contract.messages import Heartbeat, ReplicaPhase
+from inference_worker.contract.settings import deployment_name
 from inference_worker.contract.texts import Text
-from millrace.apps.deployments.fleet_status import FleetStatus, ReplicaState
+from millrace.apps.deployments.fleet_status import FleetStatus, ReplicaState, ReplicaStatus
 from millrace.apps.deployments.gateway_heartbeat import HitRate
 from millrace.apps.deployments.served_deployments import served_specs
 from millrace.apps.health.issues import MIN_REQUESTS, HealthIssue, IssueType
@@ -18,6 +19,8 @@ from millrace.apps.health.issues import MIN_REQUESTS, HealthIssue, IssueType
 QUEUE_SHARE = 3  # a request waits too long after a third of the maximum wait
 MAX_HIT_RATE_DIFFERENCE = 0.1  # predicted minus real cache hit rate of a replica that is acceptable
 MAX_NAMESAKES = 5  # workers with one name that an issue lists
+MAX_VARIANTS = 5  # replicas of one deployment that an issue lists
+DIGITS = 8  # of the identities of files
 SETTLEMENT_LATE_MS = 60_000
 
 
@@ -79,6 +82,48 @@ def _check_failed_loads(board: FleetStatus, now: datetime) -> Iterator[HealthIss
                 title=Text("%(replica)s could not load %(model)s", replica=replica.name, model=beat.model),
                 todo=read_refusal(beat.reason),
             )
+
+
+def _check_bundles(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
+    """Report deployments whose bundle a gateway refuses. Their replicas may be ready."""
+    for name in sorted({name for gateway in board.gateways for name in gateway.presence.failures}):
+        yield HealthIssue(
+            IssueType.BUNDLE,
+            name,
+            urgent=True,
+            title=Text("A gateway cannot load %(name)s", name=name),
+            todo=Text("Its model bundle was refused: %(reason)s", reason=board.find_bundle_failure(name)),
+        )
+
+
+def _check_variants(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
+    """Report deployments whose replicas compute with different files or dtypes."""
+    variants: dict[str, dict[bytes, ReplicaStatus]] = {}
+    for replica in board.replicas:
+        if replica.state != ReplicaState.SILENT and replica.beat.machine is not None and replica.beat.machine.bundle:
+            variants.setdefault(replica.beat.deployment_key, {}).setdefault(replica.beat.machine.variant, replica)
+    for key, found in sorted(variants.items()):
+        if len(found) > 1:
+            described = "; ".join(_describe_variant(replica) for replica in list(found.values())[:MAX_VARIANTS])
+            yield HealthIssue(
+                IssueType.VARIANT,
+                deployment_name(key),
+                urgent=False,
+                title=Text("Replicas of %(name)s differ", name=deployment_name(key)),
+                todo=Text(
+                    "They share no cached prefixes, and may answer equal requests differently: %(described)s. Use the"
+                    " same model files on all workers, and set a dtype for the deployment.",
+                    described=described,
+                ),
+            )
+
+
+def _describe_variant(replica: ReplicaStatus) -> str:
+    """Return what distinguishes a replica: the dtype, and the identities of its configuration and weights."""
+    machine = replica.beat.machine
+    if machine is None:
+        return replica.name
+    return f"{replica.name}: {machine.dtype}, {machine.bundle[:DIGITS]}/{machine.weights[:DIGITS]}"
 
 
 def _check_upstreams(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
@@ -257,6 +302,7 @@ def _check_settler(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
 
 CHECKS: tuple[Callable[[FleetStatus, datetime], Iterable[HealthIssue]], ...] = (
     _check_models,
+    _check_bundles,
     _check_upstreams,
     _check_queues,
     _check_prefix_routing,
@@ -265,5 +311,6 @@ CHECKS: tuple[Callable[[FleetStatus, datetime], Iterable[HealthIssue]], ...] = (
     _check_failed_loads,
     _check_slow_replicas,
     _check_namesakes,
+    _check_variants,
     _check_disks,
 )

@@ -22,6 +22,7 @@ class IssueType(StrEnum):
     BANK_ENTRY = "bank_entry"
     BROKER = "broker"
     BUDGET = "budget"
+    BUNDLE = "bundle"
     CORDON = "cordon"
     COST = "cost"
     DISK = "disk"
@@ -45,6 +46,7 @@ class IssueType(StrEnum):
     UNPRICED = "unpriced"
     UPSTREAM = "upstream"
     UPSTREAM_PAUSE = "upstream_pause"
+    VARIANT = "variant"
     WEBHOOK = "webhook"
     WORKER_NAME = "worker_name"
 

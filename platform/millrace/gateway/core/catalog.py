@@ -1,14 +1,17 @@
-"""The catalog of served models: their tokenizers and limits. Model weights are not loaded here."""
+"""The catalog of served models: their tokenizers and limits, from the bundles that workers publish.
+
+A gateway needs no model files and no weights (inference_worker.contract.model_bundles).
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from inference_worker.checkpoints.bundle_files import StoredBundle
 from inference_worker.checkpoints.encoder_config import EncoderConfig, ModelTask, read_model_config
-from inference_worker.checkpoints.model_source import ensure_model
 from inference_worker.checkpoints.sampling_files import read_sampling_defaults
 from inference_worker.checkpoints.tokenizer import Tokenizer
 from inference_worker.contract.sampling_defaults import SamplingDefaults
@@ -39,7 +42,8 @@ class ServedModel:
     default_max_output: int = DEFAULT_MAX_OUTPUT
     sampling_defaults: SamplingDefaults = ()  # sampling parameters of requests that do not set them
     checkpoint_sampling: SamplingDefaults = ()  # those of the model's files
-    directory: Path = Path()  # with the model's files, for the prompt processes
+    directory: Path = Path()  # with the files of the bundle, for the prompt processes
+    bundle: str = ""  # SHA-256 of the bundle
     version: str = ""
     weights: tuple[str, ...] = ()  # source, revision, dtypes and quantization
     parsers: tuple[str, str] = ("", "")  # as configured, of tool calls and of reasoning
@@ -91,14 +95,6 @@ def _no_tokens() -> ApiError:
     return ApiError("unsupported_parameter", message, "model")
 
 
-def load_catalog(specs: Sequence[ModelSpec], data_dir: Path) -> Mapping[str, ServedModel]:
-    """Read each model's tokenizer and limits, and return the deployments by name."""
-    models: dict[str, ServedModel] = {}
-    for spec in specs:
-        models[spec.name] = load_served_model(spec, data_dir, models.values())
-    return models
-
-
 def upstream_model(name: str, version: str, upstream: UpstreamSpec) -> ServedModel:
     """Return a deployment whose model another server runs.
 
@@ -120,15 +116,13 @@ def upstream_model(name: str, version: str, upstream: UpstreamSpec) -> ServedMod
     )
 
 
-def load_served_model(spec: ModelSpec, data_dir: Path, others: Iterable[ServedModel] = ()) -> ServedModel:
-    """Read a deployment's tokenizer and limits. Deployments of one model share its tokenizer with `others`.
+def load_served_model(spec: ModelSpec, bundle: StoredBundle, others: Iterable[ServedModel] = ()) -> ServedModel:
+    """Read a deployment's tokenizer and limits. Deployments of one bundle share its tokenizer with `others`.
 
     Raises:
-        ModelError: the source is missing, damaged or not supported.
+        ModelError: a file of the bundle is missing, damaged or not supported.
     """
-    if spec.upstream is not None:
-        return upstream_model(spec.name, spec.version, spec.upstream)
-    directory = ensure_model(spec, data_dir, None)
+    directory = bundle.directory
     config = read_model_config(directory)
     encoder = config if isinstance(config, EncoderConfig) else None
     sampling = () if encoder else read_sampling_defaults(directory, spec.source)
@@ -153,11 +147,12 @@ def load_served_model(spec: ModelSpec, data_dir: Path, others: Iterable[ServedMo
         is_cross_encoder=encoder is not None and encoder.is_cross_encoder,
         pair_template=scoring.template if scoring else None,
         directory=directory,
+        bundle=bundle.digest,
         version=spec.version,
         weights=(spec.source, spec.revision, spec.dtype, spec.quantization, spec.kv_cache_dtype),
         parsers=parsers,
         sampling_defaults=sampling,
         checkpoint_sampling=sampling,
         separates_contents=spec.control_tokens == "template",
-        created=int((directory / "config.json").stat().st_mtime),
+        created=bundle.created,
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import redis.asyncio as redis
@@ -55,8 +55,19 @@ NOT_SERVED = f"{MAX_LOST_REPLICAS} workers were lost while they ran this request
 class DispatchMonitor:
     """The supervisor of one dispatcher's executions."""
 
-    def __init__(self, dispatcher: Dispatcher, activity: Activity | None = None) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        activity: Activity | None = None,
+        read_failures: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:
+        """Create a monitor.
+
+        Args:
+            read_failures: returns the deployments whose model bundle this gateway cannot load, each with the reason.
+        """
         self._dispatcher = dispatcher
+        self._read_failures = read_failures
         self._pauses = Poll(activity)
         self._broker = dispatcher.broker
         self._replicas = dispatcher.replicas
@@ -127,7 +138,7 @@ class DispatchMonitor:
             QueueDepth(*queue_key, len(waits), round(max(waits) * 1000)) for queue_key, waits in sorted(waiting.items())
         )
         hit_rates = self._dispatcher.placement.hit_rates.recent(self._replicas.live())
-        return GatewayHeartbeat(self._dispatcher.in_flight, tuple(depths), hit_rates)
+        return GatewayHeartbeat(self._dispatcher.in_flight, tuple(depths), hit_rates, dict(self._read_failures()))
 
     async def _demand_loads(self) -> None:
         """Request the load of unloaded deployments that requests wait for. Workers read it twice a second."""
