@@ -20,6 +20,7 @@ import redis.asyncio as redis
 import structlog
 
 from inference_worker.contract import claims
+from inference_worker.contract.command_connection import Command, CommandConnection
 from inference_worker.contract.messages import (
     USAGE_STREAM,
     AnswerEvent,
@@ -39,7 +40,6 @@ from inference_worker.contract.messages import (
 from inference_worker.contract.request import TokenCounts
 from inference_worker.contract.settings import deployment_name
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
-from millrace.gateway.core.commands import Command, CommandConnection
 from millrace.gateway.core.errors import OVERLOADED, ApiError, unavailable
 from millrace.gateway.dispatch.execution import Execution
 from millrace.gateway.dispatch.execution_state import ExecutionState

@@ -15,6 +15,7 @@ import msgspec
 import redis.asyncio as redis
 import structlog
 
+from inference_worker.contract.command_connection import CommandConnection
 from inference_worker.contract.messages import (
     AnswerEvent,
     End,
@@ -25,7 +26,6 @@ from inference_worker.contract.messages import (
     event_log_key,
     gateway_stream,
 )
-from millrace.gateway.core.commands import CommandConnection
 
 log = structlog.get_logger(__name__)
 

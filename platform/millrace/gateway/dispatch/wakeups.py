@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 from celery import Celery
 
+from inference_worker.contract.command_connection import Command
 from inference_worker.contract.messages import (
     Wakeup,
     encode,
@@ -30,7 +31,6 @@ from inference_worker.contract.messages import (
     wakeups_key,
 )
 from inference_worker.contract.script_files import read_script
-from millrace.gateway.core.commands import Command
 
 GENERATE = "millrace.generate"
 TASK_LOST_MS = 1000  # a task that was not received after this time is considered lost, and another is sent
