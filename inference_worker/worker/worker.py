@@ -23,6 +23,7 @@ from redis.exceptions import NoScriptError
 from inference_worker.checkpoints.encoder_config import EncoderConfig, read_model_config
 from inference_worker.checkpoints.model_source import ensure_model
 from inference_worker.contract import claims, valkey
+from inference_worker.contract.command_connection import Command
 from inference_worker.contract.compute_support import ComputeSupport, OptionRefused
 from inference_worker.contract.cpu_placement import CpuPlacement
 from inference_worker.contract.deployments import ALL_WORKERS, WANTED_KEY, WantedState, decode_wanted
@@ -67,6 +68,7 @@ from inference_worker.worker.reconciler import Reconciler
 from inference_worker.worker.relay.relay import Relay, describe_upstream
 from inference_worker.worker.replica import LoadedEngine, LocalReplica
 from inference_worker.worker.shared_pins import SharedPins
+from inference_worker.worker.thread_commands import ThreadCommands
 
 log = structlog.get_logger(__name__)
 
@@ -238,6 +240,7 @@ class Worker:
         self.replica_id = replica_id
         self._broker = valkey.connect(settings.valkey_url, valkey.WORKER)
         self._placement, support = place_worker(settings)
+        self._commands = ThreadCommands(self._broker)
         self._claim_script = str(self._broker.register_script(claims.CLAIM).sha)
         self._draining = threading.Event()
         self._drain_lock = threading.Lock()
@@ -367,6 +370,7 @@ class Worker:
             if replica.loaded is not None:
                 replica.loaded.client.close()
         self._publisher.close()
+        self._commands.close()
         self.credentials.close()
         self._control.close()
 
@@ -401,7 +405,7 @@ class Worker:
             The attempt, the job and the number of pins of each claimed execution, and the next wakeups.
         """
         call = secrets.token_hex(8)
-        commands: dict[str | Wakeup, tuple[str | int | bytes, ...]] = {}
+        commands: dict[str | Wakeup, Command] = {}
         if is_first:
             commands["flag"] = "DEL", wakeup_sent_key(replica.id)  # from now on gateways send another task
         if count:
@@ -415,7 +419,7 @@ class Worker:
         claimed = [(name[2], *reply) for name, reply in replies.items() if isinstance(name, tuple) and reply]
         return claimed, _decode_wakeups(replies.get("list") or [])
 
-    def _execute(self, commands: Mapping[str | Wakeup, tuple[str | int | bytes, ...]]) -> dict[str | Wakeup, Any]:
+    def _execute(self, commands: Mapping[str | Wakeup, Command]) -> dict[str | Wakeup, Any]:
         """Execute the commands, and return the replies of those that succeed.
 
         Repeats the others until the broker answers. Otherwise a claim with a lost response would never run. A command
@@ -426,10 +430,7 @@ class Worker:
         rejections = 0
         while commands:
             try:
-                pipe = self._broker.pipeline(transaction=False)
-                for command in commands.values():
-                    pipe.execute_command(*command)  # type: ignore[no-untyped-call]
-                answers = dict(zip(commands, pipe.execute(raise_on_error=False), strict=True))
+                answers = dict(zip(commands, self._commands.exchange(list(commands.values())), strict=True))
                 errors = {name: reply for name, reply in answers.items() if isinstance(reply, redis.RedisError)}
                 replies.update((name, reply) for name, reply in answers.items() if name not in errors)
                 commands = {name: commands[name] for name in errors}
