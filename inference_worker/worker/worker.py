@@ -10,7 +10,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -38,6 +38,7 @@ from inference_worker.contract.engine_config import (
 from inference_worker.contract.exits import take_over
 from inference_worker.contract.journal import RECORD_BYTES, Journal
 from inference_worker.contract.messages import (
+    TASK_LOST_MS,
     Claimed,
     Heartbeat,
     Machine,
@@ -45,7 +46,6 @@ from inference_worker.contract.messages import (
     WorkerSupport,
     claim_key,
     decode_job,
-    decode_wakeup,
     encode,
     wakeup_sent_key,
     wakeups_key,
@@ -69,6 +69,7 @@ from inference_worker.worker.relay.relay import Relay, describe_upstream
 from inference_worker.worker.replica import LoadedEngine, LocalReplica
 from inference_worker.worker.shared_pins import SharedPins
 from inference_worker.worker.thread_commands import ThreadCommands
+from inference_worker.worker.wakeups import decode_wakeups, wait_for_wakeup
 
 log = structlog.get_logger(__name__)
 
@@ -79,6 +80,7 @@ FIRST_RESTART_SECONDS = 1.0  # a managed server's pause; doubles with each failu
 MAX_RESTART_SECONDS = 120.0
 CLOSING_SECONDS = 5.0  # for cancelled executions to end
 MAX_WAKEUPS = 256  # taken from the list in one round trip
+TASK_SECONDS = 0.5  # how long a task serves further executions
 MAX_HOST = 64  # characters of the name of the machine that are sent
 
 
@@ -216,17 +218,6 @@ def make_engine(config: EngineConfig) -> Engine:
     return ENGINES[engine_name(config)](config)
 
 
-def _decode_wakeups(entries: Iterable[bytes]) -> list[Wakeup]:
-    """Decode entries of a replica's list, without those that are invalid."""
-    wakeups = []
-    for entry in entries:
-        try:
-            wakeups.append(decode_wakeup(entry))
-        except msgspec.MsgspecError as exc:
-            log.warning("invalid_wakeup", error=str(exc))
-    return wakeups
-
-
 class Worker:
     """All resident parts of a worker process."""
 
@@ -280,13 +271,30 @@ class Worker:
         self.credentials.start()
         self.replicas.start()
 
-    def serve(self, wakeups: Sequence[Wakeup], replica_id: str = "") -> list[ActiveJob]:
-        """Claim the executions of a task, and those that gateways have sent since, and submit them to the engine.
+    def run_task(self, wakeups: Sequence[Wakeup], replica_id: str = "") -> None:
+        """Serve the executions of a task, and those that follow shortly, so that they need no tasks of their own.
 
-        Called by one thread.
+        Meanwhile gateways add executions to the replica's list. If several replicas of the process serve, the task ends
+        immediately, since the next task may be for another one. Called by one thread.
 
         Args:
             replica_id: the replica that the task is for; empty: the process's first one.
+        """
+        replica = self.replicas.find(replica_id or self.replica_id)
+        until = time.monotonic() + TASK_SECONDS
+        following: Sequence[Wakeup] = wakeups
+        while following and replica is not None and self._may_wait(replica) and time.monotonic() < until:
+            self._serve(replica, following, has_task=True)
+            following = wait_for_wakeup(self._commands, replica.id)
+        self.serve(following, replica_id)
+
+    def serve(self, wakeups: Sequence[Wakeup], replica_id: str = "") -> list[ActiveJob]:
+        """Claim these executions, and those that gateways have sent since, and submit them to the engine.
+
+        Further executions need another task. Called by one thread.
+
+        Args:
+            replica_id: the replica that they were sent to; empty: the process's first one.
 
         Returns:
             The submitted executions.
@@ -294,12 +302,7 @@ class Worker:
         replica = self.replicas.find(replica_id or self.replica_id)
         if replica is None:  # it was removed, and gateways send its executions to another one
             return []
-        with replica.lock:
-            submitted = self._serve(replica, wakeups)
-        if submitted:
-            replica.used_at = time.monotonic()
-        time.sleep(0)  # let the engine's thread have the interpreter's lock before Celery finishes the task
-        return submitted
+        return self._serve(replica, wakeups, has_task=False)
 
     def live(self) -> list[ActiveJob]:
         """Return the executions of all replicas that have not ended."""
@@ -315,7 +318,21 @@ class Worker:
         if (replica := self.replicas.find(live.replica_id)) is not None:
             replica.requeue(live)
 
-    def _serve(self, replica: LocalReplica, wakeups: Sequence[Wakeup]) -> list[ActiveJob]:
+    def _may_wait(self, replica: LocalReplica) -> bool:
+        """Return whether a task may wait for further executions of the replica."""
+        serving = [other for other in self.replicas.replicas if other.is_serving]
+        return serving == [replica] and not self._draining.is_set() and self._room() > 0
+
+    def _serve(self, replica: LocalReplica, wakeups: Sequence[Wakeup], *, has_task: bool) -> list[ActiveJob]:
+        """Claim and submit executions. `has_task`: the current task also serves those that are sent from now on."""
+        with replica.lock:
+            submitted = self._claim_all(replica, wakeups, has_task=has_task)
+        if submitted:
+            replica.used_at = time.monotonic()
+        time.sleep(0)  # let the engine's thread have the interpreter's lock before Celery finishes the task
+        return submitted
+
+    def _claim_all(self, replica: LocalReplica, wakeups: Sequence[Wakeup], *, has_task: bool) -> list[ActiveJob]:
         submitted: list[ActiveJob] = []
         names, count, is_first = list(wakeups), MAX_WAKEUPS, True
         while is_first or names:
@@ -323,13 +340,13 @@ class Worker:
             room = self._room() if replica.is_serving and not self._draining.is_set() else 0
             names = names[:room]
             count = min(count, room - len(names))
-            claimed, received = self._claim(replica, names, count, is_first=is_first)
+            claimed, received = self._claim(replica, names, count, is_first=is_first, has_task=has_task)
             for claim in claimed:
                 try:
                     submitted.append(self._submit(replica, *claim))
                 except Exception:  # the other executions are claimed too
                     log.exception("submission_failed")
-            # The flag is deleted only once, so what is sent after that has a later task. Otherwise this loop might not
+            # The flag is changed only once, so what is sent after that has a later task. Otherwise this loop might not
             # end, and tasks would wait for it.
             count = MAX_WAKEUPS if len(received) == count == MAX_WAKEUPS else 0
             names, is_first = received, False
@@ -395,7 +412,7 @@ class Worker:
         return max(0, self._journal.room // RECORD_BYTES - len(self.live()))
 
     def _claim(
-        self, replica: LocalReplica, wakeups: Sequence[Wakeup], count: int, *, is_first: bool
+        self, replica: LocalReplica, wakeups: Sequence[Wakeup], count: int, *, is_first: bool, has_task: bool
     ) -> tuple[list[tuple[int, bytes, int]], list[Wakeup]]:
         """Claim executions, and take up to `count` wakeups from the replica's list, in one round trip.
 
@@ -406,7 +423,9 @@ class Worker:
         """
         call = secrets.token_hex(8)
         commands: dict[str | Wakeup, Command] = {}
-        if is_first:
+        if is_first and has_task:
+            commands["flag"] = "SET", wakeup_sent_key(replica.id), "", "PX", TASK_LOST_MS
+        elif is_first:
             commands["flag"] = "DEL", wakeup_sent_key(replica.id)  # from now on gateways send another task
         if count:
             commands["list"] = "LPOP", wakeups_key(replica.id), count
@@ -417,7 +436,7 @@ class Worker:
             commands[wakeup] = "EVALSHA", self._claim_script, 1, key, attempt, replica.id, call, event
         replies = self._execute(commands)
         claimed = [(name[2], *reply) for name, reply in replies.items() if isinstance(name, tuple) and reply]
-        return claimed, _decode_wakeups(replies.get("list") or [])
+        return claimed, decode_wakeups(replies.get("list") or [])
 
     def _execute(self, commands: Mapping[str | Wakeup, Command]) -> dict[str | Wakeup, Any]:
         """Execute the commands, and return the replies of those that succeed.
