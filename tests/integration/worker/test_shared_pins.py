@@ -79,7 +79,7 @@ class Replicas:
             job,
             billing_context=msgspec.structs.replace(job.billing_context, tenant_id=tenant),
             prompt_token_ids=prompt,
-            params=replace(job.params, max_tokens=tokens, temperature=0.0, ignore_eos=True),
+            params=msgspec.structs.replace(job.params, max_tokens=tokens, temperature=0.0, ignore_eos=True),
             cache_salt=f"of tenant {tenant}".encode(),
             breakpoints=tuple(CacheBreakpoint(*point) for point in points),
         )
