@@ -3,13 +3,13 @@ steps."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 
 from benchmarks.gpu_bench import Bench
 from benchmarks.gpu_engine import TINY, RandomWeights

@@ -9,7 +9,7 @@ TOTALS_KEY = "millrace:settler:totals"  # a hash of counters of all settlers; a 
 
 
 class SettlerStatus(msgspec.Struct, frozen=True):
-    """The settler's status, written once a second and after each batch. If `at` is old, no settler runs."""
+    """The settler's status, written once a second. If `at` is old, no settler runs."""
 
     at: int  # microseconds since 1970, UTC, by the broker's clock, as are all times here
     consumer: str

@@ -47,6 +47,8 @@ REPLICA_LOST_SECONDS = 10.0  # after this time without a heartbeat, a replica's 
 # TTL of `millrace:replica_heartbeat:<replica>`, also of a process without replicas. The remaining TTL gives the
 # heartbeat's age by the broker's clock.
 HEARTBEAT_TTL_MS = 60_000
+# TTL of `wakeup_sent_key`: a task that was not received after this time is considered lost, and another is sent.
+TASK_LOST_MS = 1000
 GATEWAY_STREAM_LENGTH = 10_000  # batches; a gateway that is further behind reads the event logs
 INFERENCE_KEY_PREFIX = "millrace:inference:"  # beginning of the keys of the inference worker's Celery app
 
@@ -93,7 +95,7 @@ def wakeups_key(replica_id: str) -> str:
 
 
 def wakeup_sent_key(replica_id: str) -> str:
-    """Return the key that exists while a task is on its way to a replica, which then also reads the list."""
+    """Return the key that exists while a task is on its way to a replica or serves executions, and reads the list."""
     return f"millrace:replica_wakeup_sent:{replica_id}"
 
 

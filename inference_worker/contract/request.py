@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Annotated, Any, Literal
 
@@ -73,8 +73,7 @@ class RequestError:
     reported_usage: TokenCounts | None = None  # what the upstream reported, if it is more than the request can use
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
+class SamplingParams(msgspec.Struct, frozen=True):
     """Parameters of token selection and of the end of the output, by their names in requests.
 
     The API document, the checks and the requests to upstreams are derived from these fields.
@@ -106,7 +105,7 @@ class SamplingParams:
         return self.temperature < GREEDY_BELOW or self.top_k == 1 or self.top_p == 0
 
 
-SAMPLING_PARAMETERS = tuple(field.name for field in fields(SamplingParams))
+SAMPLING_PARAMETERS = SamplingParams.__struct_fields__
 
 
 @dataclass(frozen=True, slots=True)

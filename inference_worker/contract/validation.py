@@ -48,10 +48,12 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
     Raises:
         RequestRejected: `invalid_value`, naming the parameter.
     """
-    for name, declared in (RANGES | {"min_tokens": ParameterRange(0, maximum=params.max_tokens)}).items():
+    for name, declared in RANGES.items():
         value = getattr(params, name)
         if value is not None and not declared.includes(value):
             raise _make_rejection(name, f"must be {declared}")
+    if not 0 <= params.min_tokens <= params.max_tokens:
+        raise _make_rejection("min_tokens", f"must be from 0 to {params.max_tokens}")
     _check_stops(params, vocab_size)
     _check_bias(params, vocab_size)
 

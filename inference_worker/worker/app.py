@@ -67,9 +67,9 @@ _resident: list[Worker] = []  # the process's worker, after its model is loaded
 
 @app.task(name=GENERATE)
 def generate(wakeups: list[Wakeup], replica_id: str = "") -> None:
-    """Claim the executions of a gateway's task for a replica, and those that were sent since."""
+    """Claim the executions of a gateway's task for a replica, and those that follow shortly."""
     names = [(str(request), int(execution), int(attempt)) for request, execution, attempt in wakeups]
-    _resident[0].serve(names, str(replica_id))
+    _resident[0].run_task(names, str(replica_id))
 
 
 @signals.setup_logging.connect

@@ -23,6 +23,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from inference_worker.contract import claims
+from inference_worker.contract.command_connection import Command
 from inference_worker.contract.journal import Journal, execution_key
 from inference_worker.contract.messages import (
     GATEWAY_STREAM_LENGTH,
@@ -51,6 +52,7 @@ from inference_worker.contract.upstreams import UsageSource
 from inference_worker.worker.engine_client import ActiveJob, Delivery, Outcome, Requeued, is_last
 from inference_worker.worker.journal_replay import JournalReplay, log_end
 from inference_worker.worker.shared_pins import PIN, pin_args, pin_keys
+from inference_worker.worker.thread_commands import ThreadCommands
 
 log = structlog.get_logger(__name__)
 
@@ -62,7 +64,6 @@ RESERVE_SECONDS = 0.2  # between attempts to reserve journal space, which fail w
 VECTORS_SECONDS = 60  # short, because vectors are large and a caller can send the request again
 # Miss reasons that become "other_worker" if another replica has the prefix.
 _ELSEWHERE: tuple[MissReason, ...] = ("first_use", "expired_or_evicted")
-Fields = dict[Any, Any]  # fields of a stream entry, as redis-py types them
 
 
 class _PublishingGivenUp(Exception):
@@ -111,6 +112,7 @@ class Publisher:
         on_broken: Callable[[], None],
     ) -> None:
         self._broker = broker
+        self._commands = ThreadCommands(broker)
         self._journal = journal
         self._log_seconds = log_seconds
         self._retention_seconds = retention_seconds
@@ -142,6 +144,7 @@ class Publisher:
         if self._thread.is_alive():
             log.error("publisher_left")
             return
+        self._commands.close()
         self._journal.close()
 
     def _run(self) -> None:
@@ -292,30 +295,39 @@ class Publisher:
     def _write(self, round_: _OutputBatch) -> None:
         """Write the round to the broker. After a lost connection it is written again: clients skip events by `seq`, and
         the scripts skip ended executions."""
-        pipe = self._broker.pipeline(transaction=False)
+        commands: list[Command] = []
         for gateway_id, events in round_.by_gateway.items():
-            batch: Fields = {"e": encode(events)}
-            pipe.xadd(
-                gateway_stream(gateway_id), batch, maxlen=GATEWAY_STREAM_LENGTH, approximate=True, nomkstream=True
-            )
+            commands.append(_add_batch(gateway_id, events))
         for key, event in round_.logs:
-            pipe.rpush(key, event.encoded)
+            commands.append(("RPUSH", key, event.encoded))
             if event.is_first:
-                pipe.expire(key, self._log_seconds)
+                commands.append(("EXPIRE", key, self._log_seconds))
         for live, pins in round_.pins:  # after the first tokens, before the end that bills them
-            pipe.eval(PIN, 2, *pin_keys(live), *pin_args(live, pins))  # a registered script needs another round trip
+            commands.append(("EVAL", PIN, 2, *pin_keys(live), *pin_args(live, pins)))
         for ended in round_.ends:
             keys = self._finish_keys(ended.live)
             arguments = self._finish_args(ended.end, ended.usage, ended.live, ended.events)
-            pipe.evalsha(self._finish_script.sha, len(keys), *keys, *arguments)
+            commands.append(("EVALSHA", self._finish_script.sha, len(keys), *keys, *arguments))
         for live, _, usage in round_.failures:
             billing_context = live.job.billing_context
             keys = [claim_key(billing_context.request_id, billing_context.execution), USAGE_STREAM]
-            pipe.evalsha(self._fail_script.sha, len(keys), *keys, live.attempt, encode(usage))
+            commands.append(("EVALSHA", self._fail_script.sha, len(keys), *keys, live.attempt, encode(usage)))
         self._load_scripts()
-        results = pipe.execute()
+        results = self._execute(commands)
         ends_at = len(results) - len(round_.ends) - len(round_.failures)
         self._confirm(round_, results[ends_at:])
+
+    def _execute(self, commands: Sequence[Command]) -> list[Any]:
+        """Execute the commands, and return their replies.
+
+        Raises:
+            RedisError: one of them has failed.
+        """
+        replies = self._commands.exchange(commands)
+        for reply in replies:
+            if isinstance(reply, redis.RedisError):
+                raise reply
+        return replies
 
     def _load_scripts(self) -> None:
         """Load the pipeline's scripts at first, and after an error, since Valkey may have restarted."""
@@ -349,20 +361,16 @@ class Publisher:
         keys = [claim_key(billing_context.request_id, billing_context.execution)]
         attempt = self._abandon_script(keys=keys, args=[live.attempt, live.replica_id])
         if attempt is not None:
-            batch: Fields = {"e": encode([Released(billing_context.request_id, int(attempt))])}
-            stream = gateway_stream(live.job.gateway_id)
-            self._broker.xadd(stream, batch, maxlen=GATEWAY_STREAM_LENGTH, approximate=True, nomkstream=True)
+            released = encode(Released(billing_context.request_id, int(attempt)))
+            self._execute([_add_batch(live.job.gateway_id, [Raw(released)])])
 
     def _send_failures(self, failed: Sequence[tuple[ActiveJob, Failed]]) -> None:
-        pipe = self._broker.pipeline(transaction=False)
+        commands: list[Command] = []
         for live, event in failed:
             key, encoded = event_log_key(event.request_id, event.attempt), encode(event)
-            pipe.rpush(key, encoded)
-            pipe.expire(key, self._retention_seconds)
-            batch: Fields = {"e": encode([Raw(encoded)])}
-            stream = gateway_stream(live.job.gateway_id)
-            pipe.xadd(stream, batch, maxlen=GATEWAY_STREAM_LENGTH, approximate=True, nomkstream=True)
-        pipe.execute()
+            commands += [("RPUSH", key, encoded), ("EXPIRE", key, self._retention_seconds)]
+            commands.append(_add_batch(live.job.gateway_id, [Raw(encoded)]))
+        self._execute(commands)
 
     def _finish_keys(self, live: ActiveJob) -> list[str]:
         billing_context = live.job.billing_context
@@ -414,6 +422,12 @@ class Publisher:
                 self._replay.remove_settled()
         except redis.RedisError as exc:
             log.warning("broker_unreachable", error=str(exc))
+
+
+def _add_batch(gateway_id: str, events: Sequence[Raw]) -> Command:
+    """Return the command that sends events to a gateway, if its stream exists."""
+    limit = "NOMKSTREAM", "MAXLEN", "~", GATEWAY_STREAM_LENGTH
+    return "XADD", gateway_stream(gateway_id), *limit, "*", "e", encode(events)
 
 
 def _log(live: ActiveJob, event: Tokens | Vectors | Finished) -> _LoggedEvent:

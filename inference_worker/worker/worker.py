@@ -10,7 +10,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,6 +25,7 @@ from inference_worker.checkpoints.encoder_config import EncoderConfig, read_mode
 from inference_worker.checkpoints.model_source import ensure_model
 from inference_worker.contract import claims, valkey
 from inference_worker.contract.clocks import check_clock
+from inference_worker.contract.command_connection import Command
 from inference_worker.contract.compute_support import ComputeSupport, OptionRefused
 from inference_worker.contract.cpu_placement import CpuPlacement
 from inference_worker.contract.deployments import ALL_WORKERS, WANTED_KEY, WantedState, decode_wanted
@@ -39,6 +40,7 @@ from inference_worker.contract.engine_config import (
 from inference_worker.contract.exits import take_over
 from inference_worker.contract.journal import RECORD_BYTES, Journal, JournalBusyError
 from inference_worker.contract.messages import (
+    TASK_LOST_MS,
     Claimed,
     Heartbeat,
     Machine,
@@ -46,7 +48,6 @@ from inference_worker.contract.messages import (
     WorkerSupport,
     claim_key,
     decode_job,
-    decode_wakeup,
     encode,
     wakeup_sent_key,
     wakeups_key,
@@ -74,6 +75,8 @@ from inference_worker.worker.reconciler import Reconciler
 from inference_worker.worker.relay.relay import Relay, describe_upstream
 from inference_worker.worker.replica import LoadedEngine, LocalReplica
 from inference_worker.worker.shared_pins import SharedPins
+from inference_worker.worker.thread_commands import ThreadCommands
+from inference_worker.worker.wakeups import decode_wakeups, wait_for_wakeup
 
 log = structlog.get_logger(__name__)
 
@@ -85,6 +88,7 @@ MAX_RESTART_SECONDS = 120.0
 CLOSING_SECONDS = 5.0  # for cancelled executions to end
 MAX_WAKEUPS = 256  # taken from the list in one round trip
 LOCK_WAIT_SECONDS = 5.0  # for the journal's lock, which another worker may have for a step (orphaned_journals.py)
+TASK_SECONDS = 0.5  # how long a task serves further executions
 
 
 def model_spec(settings: WorkerSettings) -> ModelSpec | None:
@@ -221,17 +225,6 @@ def make_engine(config: EngineConfig) -> Engine:
     return ENGINES[engine_name(config)](config)
 
 
-def _decode_wakeups(entries: Iterable[bytes]) -> list[Wakeup]:
-    """Decode entries of a replica's list, without those that are invalid."""
-    wakeups = []
-    for entry in entries:
-        try:
-            wakeups.append(decode_wakeup(entry))
-        except msgspec.MsgspecError as exc:
-            log.warning("invalid_wakeup", error=str(exc))
-    return wakeups
-
-
 class Worker:
     """All resident parts of a worker process."""
 
@@ -245,6 +238,7 @@ class Worker:
         self.replica_id = replica_id
         self._broker = valkey.connect(settings.valkey_url, valkey.WORKER)
         self._placement, support = place_worker(settings)
+        self._commands = ThreadCommands(self._broker)
         self._claim_script = str(self._broker.register_script(claims.CLAIM).sha)
         self._draining = threading.Event()
         self._drain_lock = threading.Lock()
@@ -315,13 +309,30 @@ class Worker:
         self._name_lease.take(journal.id, self.broken.set)
         return journal
 
-    def serve(self, wakeups: Sequence[Wakeup], replica_id: str = "") -> list[ActiveJob]:
-        """Claim the executions of a task, and those that gateways have sent since, and submit them to the engine.
+    def run_task(self, wakeups: Sequence[Wakeup], replica_id: str = "") -> None:
+        """Serve the executions of a task, and those that follow shortly, so that they need no tasks of their own.
 
-        Called by one thread.
+        Meanwhile gateways add executions to the replica's list. If several replicas of the process serve, the task ends
+        immediately, since the next task may be for another one. Called by one thread.
 
         Args:
             replica_id: the replica that the task is for; empty: the process's first one.
+        """
+        replica = self.replicas.find(replica_id or self.replica_id)
+        until = time.monotonic() + TASK_SECONDS
+        following: Sequence[Wakeup] = wakeups
+        while following and replica is not None and self._may_wait(replica) and time.monotonic() < until:
+            self._serve(replica, following, has_task=True)
+            following = wait_for_wakeup(self._commands, replica.id)
+        self.serve(following, replica_id)
+
+    def serve(self, wakeups: Sequence[Wakeup], replica_id: str = "") -> list[ActiveJob]:
+        """Claim these executions, and those that gateways have sent since, and submit them to the engine.
+
+        Further executions need another task. Called by one thread.
+
+        Args:
+            replica_id: the replica that they were sent to; empty: the process's first one.
 
         Returns:
             The submitted executions.
@@ -329,12 +340,7 @@ class Worker:
         replica = self.replicas.find(replica_id or self.replica_id)
         if replica is None:  # it was removed, and gateways send its executions to another one
             return []
-        with replica.lock:
-            submitted = self._serve(replica, wakeups)
-        if submitted:
-            replica.used_at = time.monotonic()
-        time.sleep(0)  # let the engine's thread have the interpreter's lock before Celery finishes the task
-        return submitted
+        return self._serve(replica, wakeups, has_task=False)
 
     def live(self) -> list[ActiveJob]:
         """Return the executions of all replicas that have not ended."""
@@ -350,7 +356,21 @@ class Worker:
         if (replica := self.replicas.find(live.replica_id)) is not None:
             replica.requeue(live)
 
-    def _serve(self, replica: LocalReplica, wakeups: Sequence[Wakeup]) -> list[ActiveJob]:
+    def _may_wait(self, replica: LocalReplica) -> bool:
+        """Return whether a task may wait for further executions of the replica."""
+        serving = [other for other in self.replicas.replicas if other.is_serving]
+        return serving == [replica] and not self._draining.is_set() and self._room() > 0
+
+    def _serve(self, replica: LocalReplica, wakeups: Sequence[Wakeup], *, has_task: bool) -> list[ActiveJob]:
+        """Claim and submit executions. `has_task`: the current task also serves those that are sent from now on."""
+        with replica.lock:
+            submitted = self._claim_all(replica, wakeups, has_task=has_task)
+        if submitted:
+            replica.used_at = time.monotonic()
+        time.sleep(0)  # let the engine's thread have the interpreter's lock before Celery finishes the task
+        return submitted
+
+    def _claim_all(self, replica: LocalReplica, wakeups: Sequence[Wakeup], *, has_task: bool) -> list[ActiveJob]:
         submitted: list[ActiveJob] = []
         names, count, is_first = list(wakeups), MAX_WAKEUPS, True
         while is_first or names:
@@ -358,13 +378,13 @@ class Worker:
             room = self._room() if replica.is_serving and not self._draining.is_set() else 0
             names = names[:room]
             count = min(count, room - len(names))
-            claimed, received = self._claim(replica, names, count, is_first=is_first)
+            claimed, received = self._claim(replica, names, count, is_first=is_first, has_task=has_task)
             for claim in claimed:
                 try:
                     submitted.append(self._submit(replica, *claim))
                 except Exception:  # the other executions are claimed too
                     log.exception("submission_failed")
-            # The flag is deleted only once, so what is sent after that has a later task. Otherwise this loop might not
+            # The flag is changed only once, so what is sent after that has a later task. Otherwise this loop might not
             # end, and tasks would wait for it.
             count = MAX_WAKEUPS if len(received) == count == MAX_WAKEUPS else 0
             names, is_first = received, False
@@ -408,6 +428,7 @@ class Worker:
         self._publisher.close()
         self._bundles.close()
         self._orphaned_journals.close()
+        self._commands.close()
         self.credentials.close()
         self._control.close()
         self._name_lease.release()
@@ -435,7 +456,7 @@ class Worker:
         return max(0, self._journal.room // RECORD_BYTES - len(self.live()))
 
     def _claim(
-        self, replica: LocalReplica, wakeups: Sequence[Wakeup], count: int, *, is_first: bool
+        self, replica: LocalReplica, wakeups: Sequence[Wakeup], count: int, *, is_first: bool, has_task: bool
     ) -> tuple[list[tuple[int, bytes, int]], list[Wakeup]]:
         """Claim executions, and take up to `count` wakeups from the replica's list, in one round trip.
 
@@ -445,8 +466,10 @@ class Worker:
             The attempt, the job and the number of pins of each claimed execution, and the next wakeups.
         """
         call = secrets.token_hex(8)
-        commands: dict[str | Wakeup, tuple[str | int | bytes, ...]] = {}
-        if is_first:
+        commands: dict[str | Wakeup, Command] = {}
+        if is_first and has_task:
+            commands["flag"] = "SET", wakeup_sent_key(replica.id), "", "PX", TASK_LOST_MS
+        elif is_first:
             commands["flag"] = "DEL", wakeup_sent_key(replica.id)  # from now on gateways send another task
         if count:
             commands["list"] = "LPOP", wakeups_key(replica.id), count
@@ -457,9 +480,9 @@ class Worker:
             commands[wakeup] = "EVALSHA", self._claim_script, 1, key, attempt, replica.id, call, event
         replies = self._execute(commands)
         claimed = [(name[2], *reply) for name, reply in replies.items() if isinstance(name, tuple) and reply]
-        return claimed, _decode_wakeups(replies.get("list") or [])
+        return claimed, decode_wakeups(replies.get("list") or [])
 
-    def _execute(self, commands: Mapping[str | Wakeup, tuple[str | int | bytes, ...]]) -> dict[str | Wakeup, Any]:
+    def _execute(self, commands: Mapping[str | Wakeup, Command]) -> dict[str | Wakeup, Any]:
         """Execute the commands, and return the replies of those that succeed.
 
         Repeats the others until the broker answers. Otherwise a claim with a lost response would never run. A command
@@ -470,10 +493,7 @@ class Worker:
         rejections = 0
         while commands:
             try:
-                pipe = self._broker.pipeline(transaction=False)
-                for command in commands.values():
-                    pipe.execute_command(*command)  # type: ignore[no-untyped-call]
-                answers = dict(zip(commands, pipe.execute(raise_on_error=False), strict=True))
+                answers = dict(zip(commands, self._commands.exchange(list(commands.values())), strict=True))
                 errors = {name: reply for name, reply in answers.items() if isinstance(reply, redis.RedisError)}
                 replies.update((name, reply) for name, reply in answers.items() if name not in errors)
                 commands = {name: commands[name] for name in errors}

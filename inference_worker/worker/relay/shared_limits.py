@@ -25,8 +25,10 @@ from typing import Any
 
 import redis.asyncio
 import structlog
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError
 
+from inference_worker.contract.command_connection import Command, CommandConnection
 from inference_worker.contract.script_files import read_script
 from inference_worker.contract.upstream_limits import (
     LEASE_MS,
@@ -99,6 +101,7 @@ class SharedLimits:
 
     def __init__(self, broker: redis.asyncio.Redis, base_url: str, model: str) -> None:
         self._broker = broker
+        self._commands = CommandConnection(broker)
         self._base_url = base_url
         self._model = model
         self._capacities: dict[int, _Capacity] = {}
@@ -123,6 +126,7 @@ class SharedLimits:
         with suppress(RedisError, OSError):
             for entry in self._entries.values():
                 await self._broker.zrem(leases_key(entry.credential), entry.lease)
+        self._commands.close()
         await self._broker.aclose()
 
     async def enter(
@@ -300,11 +304,11 @@ class SharedLimits:
         """Return the replies; None for a script that failed."""
         replies: list[Any] = []
         for evaluate in ("EVALSHA", "EVAL"):  # EVAL: Valkey has lost the scripts
-            async with self._broker.pipeline(transaction=False) as pipe:
-                for call in calls:
-                    script = _SHA[call.script] if evaluate == "EVALSHA" else call.script
-                    pipe.execute_command(evaluate, script, len(call.keys), *call.keys, *call.args)
-                replies = await pipe.execute(raise_on_error=False)
+            commands: list[Command] = []
+            for call in calls:
+                script = _SHA[call.script] if evaluate == "EVALSHA" else call.script
+                commands.append((evaluate, script, len(call.keys), *call.keys, *call.args))
+            replies = await self._exchange(commands)
             # The scripts can run twice: entering with the same lease is idempotent, and the others replace values.
             if not any(isinstance(reply, NoScriptError) for reply in replies):
                 break
@@ -312,6 +316,13 @@ class SharedLimits:
             if isinstance(reply, Exception):
                 log.warning("upstream_limits_failed", error=str(reply))
         return [None if isinstance(reply, Exception) else reply for reply in replies]
+
+    async def _exchange(self, commands: Sequence[Command]) -> list[Any]:
+        """Send the commands, and again if the connection was lost."""
+        try:
+            return await self._commands.exchange(commands)
+        except RedisConnectionError:
+            return await self._commands.exchange(commands)
 
     async def _renew_leases(self) -> None:
         while True:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from unittest import mock
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from inference_worker.contract.request import Request, SamplingParams
 from inference_worker.engine.sampling import penalties

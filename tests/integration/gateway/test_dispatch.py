@@ -14,6 +14,7 @@ import pytest_asyncio
 import redis.asyncio as redis
 
 from inference_worker.contract import claims
+from inference_worker.contract.command_connection import CommandConnection
 from inference_worker.contract.messages import (
     CORDONS_KEY,
     USAGE_STREAM,
@@ -37,7 +38,6 @@ from inference_worker.contract.messages import (
 from inference_worker.contract.request import ReasoningSpec, SamplingParams, ServiceClass, TokenCounts
 from millrace.apps.deployments.gateway_heartbeat import GATEWAYS_KEY, decode_gateway_heartbeat, gateway_heartbeat_key
 from millrace.gateway.admission.admission import AdmittedRequest
-from millrace.gateway.core.commands import CommandConnection
 from millrace.gateway.core.decision_record import DecisionRecord
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.types import ResponseSpec

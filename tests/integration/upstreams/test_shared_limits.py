@@ -262,3 +262,16 @@ def test_without_valkey_only_a_concurrency_limit_stops_requests(monkeypatch: pyt
         await shared.close()
 
     asyncio.run(run())
+
+
+def test_a_lost_connection_is_opened_again(broker: redis.Redis, valkey_url: str) -> None:
+    async def run() -> None:
+        shared = SharedLimits(valkey.connect_async(valkey_url, valkey.WORKER), "https://a.example/v1", "m")
+        shared.start()
+        for credential in (7, 8, 9):
+            assert isinstance(await shared.enter(credential, 1, 10, 0.0), Entry)
+            broker.client_kill_filter(_type="normal", skipme=True)
+        await shared.close()
+        assert not broker.exists(*map(leases_key, (7, 8, 9)))
+
+    asyncio.run(run())

@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -20,6 +22,7 @@ from inference_worker.contract.messages import (
     End,
     ExecutionUsage,
     InferenceJob,
+    Wakeup,
     claim_key,
     decode_event,
     decode_usage,
@@ -33,6 +36,9 @@ from inference_worker.contract.request import CacheBreakpoint, TokenCounts
 from inference_worker.contract.settings import WorkerSettings, worker_settings
 from inference_worker.worker import shared_pins
 from inference_worker.worker.engine_client import ActiveJob
+from inference_worker.worker.replica import LocalReplica
+from inference_worker.worker.thread_commands import ThreadCommands
+from inference_worker.worker.wakeups import wait_for_wakeup
 from inference_worker.worker.worker import MAX_REJECTIONS, Worker, new_replica_id
 from tests.support.engine.fakes import Clock, FakeRunner, distinct, fake_engine
 from tests.support.models import share_models
@@ -73,7 +79,7 @@ class Replicas:
             job,
             billing_context=msgspec.structs.replace(job.billing_context, tenant_id=tenant),
             prompt_token_ids=prompt,
-            params=replace(job.params, max_tokens=tokens, temperature=0.0, ignore_eos=True),
+            params=msgspec.structs.replace(job.params, max_tokens=tokens, temperature=0.0, ignore_eos=True),
             cache_salt=f"of tenant {tenant}".encode(),
             breakpoints=tuple(CacheBreakpoint(*point) for point in points),
         )
@@ -209,6 +215,74 @@ def test_a_worker_takes_only_as_many_wakeups_as_it_has_room_for(
     assert replicas.broker.llen(listed) == 2
 
 
+def test_a_task_serves_executions_that_follow(replicas: Replicas, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+
+    def wait_until_ended(commands: ThreadCommands, replica_id: str) -> list[Wakeup]:
+        while not (found := wait_for_wakeup(commands, replica_id)) and not ended.is_set():
+            pass  # the machine may be slow
+        return found
+
+    monkeypatch.setattr("inference_worker.worker.worker.wait_for_wakeup", wait_until_ended)
+    monkeypatch.setattr("inference_worker.worker.worker.TASK_SECONDS", 60)
+    monkeypatch.setattr("inference_worker.worker.worker.TASK_LOST_MS", 60_000)
+    worker = replicas.start("one")
+    listed, flag = wakeups_key(worker.replica_id), wakeup_sent_key(worker.replica_id)
+    jobs = [replicas.job(distinct(10, number)) for number in range(3)]
+    replicas.broker.set(flag, "")
+    task = threading.Thread(target=worker.run_task, args=([replicas.queue(jobs[0])],))
+    task.start()
+    try:
+        for previous, job in pairwise(jobs):
+            eventually(partial(replicas.is_billed, previous))
+            assert 0 < replicas.broker.pttl(flag) <= 60_000  # so that gateways use the list
+            replicas.broker.rpush(listed, encode(replicas.queue(job)))
+        eventually(partial(replicas.is_billed, jobs[-1]))
+    finally:
+        ended.set()
+        task.join()
+    assert not replicas.broker.exists(flag)
+
+
+@pytest.mark.parametrize("reason", ["draining", "full", "several"])
+def test_a_task_that_may_not_wait_ends(replicas: Replicas, monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
+    waits: list[str] = []
+    worker = replicas.start("one")
+    (home,) = worker.replicas.replicas
+    other = LocalReplica(f"{home.id}-1", home.spec)
+    other.phase, other.loaded = home.phase, home.loaded
+    replicas.broker.set(wakeup_sent_key(worker.replica_id), "")
+    with monkeypatch.context() as patched:
+        patched.setattr("inference_worker.worker.worker.wait_for_wakeup", lambda _, name: waits.append(name))
+        if reason == "draining":
+            worker._draining.set()
+        elif reason == "full":
+            patched.setattr(worker, "_room", lambda: 0)
+        else:
+            patched.setattr(worker.replicas, "_replicas", (home, other))
+        worker.run_task([replicas.queue(replicas.job(distinct(10, 1)))])
+    assert not waits
+    assert not replicas.broker.exists(wakeup_sent_key(worker.replica_id))
+
+
+def test_a_worker_that_drains_claims_no_execution_that_follows(
+    replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = replicas.start("one")
+    first, later = (replicas.queue(replicas.job(distinct(10, number))) for number in range(2))
+
+    def drain_meanwhile(_: ThreadCommands, name: str) -> list[Wakeup]:
+        worker._draining.set()
+        return [later]
+
+    monkeypatch.setattr("inference_worker.worker.worker.wait_for_wakeup", drain_meanwhile)
+    worker.run_task([first])
+    states = [replicas.broker.hget(claim_key(request, execution), "state") for request, execution, _ in (first, later)]
+    assert states[0] != b"queued"
+    assert states[1] == b"queued"  # its gateway sends it to another worker
+    assert not replicas.broker.exists(wakeup_sent_key(worker.replica_id))
+
+
 def logged_events(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Return the events that were logged. structlog's own capture misses loggers of an earlier configuration."""
     return [record.msg["event"] for record in caplog.records if isinstance(record.msg, dict)]
@@ -230,7 +304,7 @@ def test_an_invalid_claim_or_wakeup_does_not_block_the_others(
     worker._draining.set()  # in a claim
     home = worker.replicas.find(worker.replica_id)
     assert home is not None
-    claimed, _ = worker._claim(home, [invalid, late], 0, is_first=True)
+    claimed, _ = worker._claim(home, [invalid, late], 0, is_first=True, has_task=False)
     assert len(claimed) == 1
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
+import msgspec
 import pytest
 
 from inference_worker.contract.request import Request, SamplingParams
@@ -239,7 +239,7 @@ def test_draft_tokens_are_sampled_as_the_sequence_is() -> None:
     runner = DraftRunner(40)
     runner.during = lambda output: seen.extend(s.seq for s in output.scheduled)
     seq = sequence(10)
-    seq.params = replace(seq.params, temperature=0.7, top_p=0.9, presence_penalty=1.0, logprobs=3, n=2)
+    seq.params = msgspec.structs.replace(seq.params, temperature=0.7, top_p=0.9, presence_penalty=1.0, logprobs=3, n=2)
     seq.seed = 77
     draft_model(runner).propose([DraftRequest(seq, 2)])
     assert {copied.seed for copied in seen} == {77}

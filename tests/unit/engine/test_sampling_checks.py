@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from inference_worker.contract.request import SAMPLING_PARAMETERS, RequestRejected, SamplingParams
 from inference_worker.contract.validation import RANGES, check_sampling, has_penalties

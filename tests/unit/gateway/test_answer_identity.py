@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -110,7 +109,7 @@ def test_other_fields_are_not(name: str) -> None:
 
 @pytest.mark.parametrize("name", SAMPLING_PARAMETERS)
 def test_all_parameters_are_part_of_both_identities(name: str) -> None:
-    job = changed(params=dataclasses.replace(JOB.params, **{name: other_value(name)}))
+    job = changed(params=msgspec.structs.replace(JOB.params, **{name: other_value(name)}))
     assert exact(job) != exact()
     assert similar(job) != similar()
 

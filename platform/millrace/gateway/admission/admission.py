@@ -16,13 +16,13 @@ import structlog
 
 from billing.rates.pricing import RateCard, Rated, price
 from billing.rates.reserved_charge import charge_within_reservation
+from inference_worker.contract.command_connection import CommandConnection
 from inference_worker.contract.messages import BillingContext
 from inference_worker.contract.request import TokenCounts
 from millrace.gateway.admission import rejections
 from millrace.gateway.admission.limits import ENFORCED, LEASE_MS, LimitCost, LimitStore, TakenLimits, make_checks
 from millrace.gateway.core import tracing
 from millrace.gateway.core.catalog import ServedModel
-from millrace.gateway.core.commands import CommandConnection
 from millrace.gateway.core.errors import unavailable
 from millrace.gateway.core.limit_status import LimitCheck, LimitStatus
 from millrace.gateway.core.types import InferenceRequest, Prompt

@@ -39,6 +39,7 @@ from billing.reservations.budget_leases import (
     LocalBudgetLease,
     ReservedAmount,
 )
+from inference_worker.contract.command_connection import CommandConnection
 from inference_worker.contract.request import ServiceClass, TokenCounts
 from millrace.gateway.admission import rejections
 from millrace.gateway.admission.admission import AdmissionRequest, AdmittedRequest, RateLimitAdmission
@@ -49,7 +50,6 @@ from millrace.gateway.auth.authentication import FRESH_SECONDS
 from millrace.gateway.auth.stale_window import ANSWER_SECONDS, StaleWindow, answer_within
 from millrace.gateway.core.activity import Activity, Poll
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
-from millrace.gateway.core.commands import CommandConnection
 from millrace.gateway.core.errors import ApiError, unavailable
 from tenants.outbox.change_feed import ChangeEvent
 

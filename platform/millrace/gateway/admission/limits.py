@@ -23,8 +23,8 @@ from typing import NamedTuple
 
 import redis.asyncio as redis
 
+from inference_worker.contract.command_connection import CommandConnection
 from inference_worker.contract.script_files import read_script
-from millrace.gateway.core.commands import CommandConnection
 from millrace.gateway.core.limit_status import LimitCheck, LimitStatus
 from tenants.keys.snapshot import LimitSetSnapshot
 from tenants.limits.token_buckets import WINDOW_INDEXES, WINDOWS, buckets_key, start_of

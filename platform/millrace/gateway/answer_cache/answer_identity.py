@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import msgspec
+
 from inference_worker.contract.messages import InferenceJob
 from inference_worker.contract.request import SamplingParams, StructuredSpec
 from millrace.gateway.dispatch.execution import Execution
@@ -29,7 +31,7 @@ def exact_parts(execution: Execution) -> tuple[object, ...]:
 def similar_parts(execution: Execution, context: bytes, embedding: str) -> tuple[object, ...]:
     """Return the identity of what must be equal for two questions to be similar: all but the last turn of the user."""
     job, request = execution.job, execution.admitted.demand.request
-    params = _without_seed(dataclasses.replace(job.params, max_tokens=request.max_tokens or 0))
+    params = _without_seed(msgspec.structs.replace(job.params, max_tokens=request.max_tokens or 0))
     return (*_partition(execution), context, params, _format(job), embedding)
 
 
@@ -52,4 +54,4 @@ def _format(job: InferenceJob) -> StructuredSpec | None:
 
 def _without_seed(params: SamplingParams) -> SamplingParams:
     """Return the parameters without a seed that has no effect."""
-    return params if params.temperature else dataclasses.replace(params, seed=None)
+    return params if params.temperature else msgspec.structs.replace(params, seed=None)

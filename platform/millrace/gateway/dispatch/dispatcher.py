@@ -20,6 +20,7 @@ import redis.asyncio as redis
 import structlog
 
 from inference_worker.contract import claims
+from inference_worker.contract.command_connection import Command, CommandConnection
 from inference_worker.contract.messages import (
     USAGE_STREAM,
     AnswerEvent,
@@ -39,7 +40,6 @@ from inference_worker.contract.messages import (
 from inference_worker.contract.request import TokenCounts
 from inference_worker.contract.settings import deployment_name
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
-from millrace.gateway.core.commands import Command, CommandConnection
 from millrace.gateway.core.errors import OVERLOADED, ApiError, unavailable
 from millrace.gateway.dispatch.execution import Execution
 from millrace.gateway.dispatch.execution_state import ExecutionState
@@ -56,6 +56,7 @@ WRITE_BATCH_SIZE = 64
 LOCALITY_TENANTS = 8  # tenants whose next prompts are compared by their cached tokens
 LOADING_RETRY_SECONDS = 2.0  # retry time while a model is loaded for the first time
 UNKNOWN_WAIT = 5.0  # the retry time in seconds until durations were measured
+_LAST = End, Failed  # types of the last event
 _PACE = 0.1  # the weight of one execution in the moving average of durations
 
 
@@ -560,13 +561,8 @@ class Dispatcher:
             if execution.state is not ExecutionState.STREAMING:
                 self._begin_stream(execution, event)
             execution.buffer.put(event)
-            if isinstance(event, End):
-                self._record_hit_rate(execution, event.usage)
-                self.finish(execution, event.usage.total, ExecutionState.ENDED)
-            elif isinstance(event, Failed):
-                self.finish(execution, state=ExecutionState.ENDED)
-            if isinstance(event, End | Failed):
-                self._ended.append(self._member(execution))
+            if isinstance(event, _LAST):
+                self._end_stream(execution, event)
 
     def _begin_stream(self, execution: Execution, event: AnswerEvent | Failed) -> None:
         """Note the first event of an attempt."""
@@ -574,6 +570,15 @@ class Dispatcher:
             self.placement.note_computed(execution.prefix_hash, execution.target)
         self._leave_queue(execution)  # a replica has used an earlier wakeup
         execution.advance(ExecutionState.STREAMING)
+
+    def _end_stream(self, execution: Execution, event: End | Failed) -> None:
+        """Note the last event of an execution."""
+        if isinstance(event, End):
+            self._record_hit_rate(execution, event.usage)
+            self.finish(execution, event.usage.total, ExecutionState.ENDED)
+        else:
+            self.finish(execution, state=ExecutionState.ENDED)
+        self._ended.append(self._member(execution))
 
     def _record_hit_rate(self, execution: Execution, usage: TokenCounts) -> None:
         if execution.predicted_cached is None or execution.target is None:

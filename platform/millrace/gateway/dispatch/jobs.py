@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hmac
 
 import msgspec
@@ -72,7 +71,7 @@ def build_sampling_params(admitted: AdmittedRequest) -> SamplingParams:
     """Return the request's parameters, with the deployment's defaults for those that it does not set."""
     request = admitted.demand.request
     defaults = request.analysis.defaults_of(admitted.demand.model)
-    return dataclasses.replace(request.sampling, max_tokens=admitted.max_tokens, **defaults)
+    return msgspec.structs.replace(request.sampling, max_tokens=admitted.max_tokens, **defaults)
 
 
 def _credential(demand: AdmissionRequest) -> int | None:

@@ -15,6 +15,7 @@ import msgspec
 import redis.asyncio as redis
 import structlog
 
+from inference_worker.contract.command_connection import CommandConnection
 from inference_worker.contract.messages import (
     AnswerEvent,
     End,
@@ -25,7 +26,6 @@ from inference_worker.contract.messages import (
     event_log_key,
     gateway_stream,
 )
-from millrace.gateway.core.commands import CommandConnection
 
 log = structlog.get_logger(__name__)
 
@@ -88,7 +88,7 @@ class EventBuffer:
         self._broker = broker
         self._request_id = request_id
         self._events: deque[LogEvent] = deque()
-        self._ready = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None  # of the request, while it waits for an event
         self._next_seq = 0  # sequence number of the next event to return
         self._must_read_log = False  # events are missing in the buffer
         self._failure: Failed | None = None  # a failure that is not in the log
@@ -102,7 +102,7 @@ class EventBuffer:
     def replay(self, events: Iterable[LogEvent]) -> None:
         """Add events that are in no log, in order."""
         self._events.extend(events)
-        self._ready.set()
+        self._wake()
 
     def put(self, event: LogEvent) -> None:
         expected = self._next_seq + len(self._events)
@@ -110,18 +110,18 @@ class EventBuffer:
             self._events.append(event)
         elif event.seq >= expected:
             self._must_read_log = True
-        self._ready.set()
+        self._wake()
 
     def refill(self) -> None:
         """Read the log again, since events may have been missed."""
         self._must_read_log = True
-        self._ready.set()
+        self._wake()
 
     def fail(self, code: str, message: str, *, unsent: bool = False) -> None:
         """End with a failure after the events that are in the log. With `unsent`, there is no log."""
         self._failure = Failed(self._request_id, self.attempt, -1, code, message)
         self._must_read_log = not unsent
-        self._ready.set()
+        self._wake()
 
     def restart(self, attempt: int) -> None:
         """Discard the events, since another attempt starts.
@@ -134,8 +134,13 @@ class EventBuffer:
         self._must_read_log = False
         self.is_read = False
 
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
     async def get(self) -> LogEvent:
-        """Wait for the next event and return it."""
+        """Wait for the next event and return it. Only one task may wait."""
         while not self._events:
             if self._must_read_log:
                 await self._read_log()
@@ -144,8 +149,8 @@ class EventBuffer:
             if self._failure is not None:
                 self.is_read = True
                 return self._failure
-            self._ready.clear()
-            await self._ready.wait()
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
         self._next_seq += 1
         event = self._events.popleft()
         if isinstance(event, _LAST):

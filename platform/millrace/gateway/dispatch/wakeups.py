@@ -1,7 +1,7 @@
 """Wakeups: executions that a replica may claim, and the Celery task that makes it claim them.
 
-A task names executions. While it is on its way no other task is sent, and further executions are added to a list in
-Valkey, which the worker reads with the task. So a busy replica receives fewer tasks than executions.
+A task names executions. While it is on its way, or serves executions, no other task is sent, and further executions
+are added to a list in Valkey, which the task reads. So a busy replica receives few tasks.
 
 Celery's own `apply_async` blocks the event loop for 0.4 ms and needs a connection and a round trip. Therefore Celery
 builds a message once, and only its IDs and arguments are filled in here. The format of a message in a Redis list is
@@ -21,7 +21,9 @@ from typing import Any
 import msgspec
 from celery import Celery
 
+from inference_worker.contract.command_connection import Command
 from inference_worker.contract.messages import (
+    TASK_LOST_MS,
     Wakeup,
     encode,
     replica_queue,
@@ -30,10 +32,8 @@ from inference_worker.contract.messages import (
     wakeups_key,
 )
 from inference_worker.contract.script_files import read_script
-from millrace.gateway.core.commands import Command
 
 GENERATE = "millrace.generate"
-TASK_LOST_MS = 1000  # a task that was not received after this time is considered lost, and another is sent
 _LIST_MS = 60_000  # a list that a lost replica leaves behind expires
 _WAKE = read_script(Path(__file__).parent / "lua" / "wake.lua")
 _encode_json = msgspec.json.Encoder().encode

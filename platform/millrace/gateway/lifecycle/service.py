@@ -227,7 +227,8 @@ class InferenceService:
         """
         while True:
             execution = active.execution
-            next_event = await self._next_event(active)
+            is_first = execution.first_token_at is None
+            next_event = await (self._first_event(active) if is_first else execution.next_event())
             if next_event is None:
                 continue
             if execution.answer is not None and not isinstance(next_event, Failed):
@@ -240,7 +241,6 @@ class InferenceService:
                     continue
                 next_event = accepted
             event = next_event
-            is_first = execution.first_token_at is None
             if isinstance(event, Failed):
                 retry_after = execution.retry_after if event.retry_after is None else event.retry_after
                 error = ApiError(event.code, event.message, event.param, retry_after=retry_after)
@@ -276,14 +276,14 @@ class InferenceService:
         if end.finish_reason == "cancelled":
             raise ApiError("cancelled", "The request was cancelled.")
 
-    async def _next_event(self, active: ActiveRequest) -> LogEvent | None:
-        """Return the next event of the current execution; None if it was replaced, since its first token took too long.
+    async def _first_event(self, active: ActiveRequest) -> LogEvent | None:
+        """Return the current execution's first event; None if it was replaced, since its first token took too long.
 
         Raises:
             ApiError: no other candidate can run the request.
         """
         execution, seconds = active.execution, active.first_token_seconds
-        if execution.first_token_at is not None or seconds is None:
+        if seconds is None:
             return await execution.next_event()
         try:
             async with asyncio.timeout(max(0.0, execution.created_at + seconds - time.monotonic())):

@@ -214,12 +214,13 @@ class InferenceConsumer(PromptConsumer):
         sent, self.writer = 0, writer
         await self.begin_events(headers)
         while True:
-            chunks = writer.stream(event)
-            self._validity_headers(event)
+            chunks, is_last = writer.stream(event), isinstance(event, End)
+            if is_last:
+                self._validity_headers(event)
             if chunks:
-                await self.send_events(chunks, sent, last=isinstance(event, End))
+                await self.send_events(chunks, sent, last=is_last)
                 sent += len(chunks)
-            if isinstance(event, End):
+            if is_last:
                 return
             event = await anext(events)
 

@@ -7,7 +7,6 @@ dropped and named (`unknown_fields`). Other bodies are read strictly.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable, Collection, Mapping
 from functools import cache
@@ -302,7 +301,7 @@ def sampling_params(body: Common, *, logprobs: int | None, prompt_logprobs: int 
     }
     values.pop("max_tokens", None)  # admission sets it
     params = SamplingParams(**values)
-    check_ranges(dataclasses.replace(params, max_tokens=body.max_tokens or MAX_TOKENS))
+    check_ranges(msgspec.structs.replace(params, max_tokens=body.max_tokens or MAX_TOKENS))
     return params
 
 

@@ -1,4 +1,4 @@
-"""The gateway's connection for the commands of many requests."""
+"""The connection for the commands of many requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest_asyncio
 import redis.asyncio as redis
 
 from inference_worker.contract import valkey
-from millrace.gateway.core.commands import CommandConnection
+from inference_worker.contract.command_connection import CommandConnection
 
 
 @pytest_asyncio.fixture
@@ -42,6 +42,9 @@ async def test_a_failed_command_raises_and_the_others_run(commands: CommandConne
         await commands.execute([("SET", "a", "text"), ("INCR", "a"), ("SET", "b", b"2")])
     assert await broker.mget("a", "b") == [b"text", b"2"]
     assert await commands.execute([("GET", "b")]) == [b"2"]
+    error, last = await commands.exchange([("INCR", "a"), ("GET", "b")])
+    assert isinstance(error, redis.ResponseError)
+    assert last == b"2"
 
 
 async def test_a_command_that_cannot_be_sent_does_not_shift_the_replies_of_others(commands: CommandConnection) -> None:

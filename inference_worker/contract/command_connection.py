@@ -1,7 +1,7 @@
-"""Commands of many requests on one connection to Valkey.
+"""Commands of many requests on one connection to Valkey, for event loops.
 
 The commands of all calls in one iteration of the event loop are written together, since each write is a system call
-for the gateway and for Valkey. Replies have the order of the commands. So calls share a connection without a pool, a
+for this process and for Valkey. Replies have the order of the commands. So calls share a connection without a pool, a
 lock or a task. redis-py's pipelines take several times the CPU time.
 """
 
@@ -43,6 +43,14 @@ class CommandConnection:
             if isinstance(reply, redis.RedisError):
                 raise reply
         return replies
+
+    async def exchange(self, commands: Sequence[Command]) -> list[Any]:
+        """Send the commands as `execute` does. Return their replies, with the errors of commands among them.
+
+        Raises:
+            RedisError: Valkey did not respond.
+        """
+        return await self._send(commands)
 
     async def run(
         self, script: AsyncScript, keys: Sequence[Any], arguments: Sequence[Any], late: LateReply | None = None

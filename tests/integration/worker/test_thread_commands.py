@@ -1,0 +1,63 @@
+"""A worker's connection for the commands of one thread."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from inference_worker.contract import valkey
+from inference_worker.worker.thread_commands import CHUNK_BYTES, ThreadCommands
+
+
+@pytest.fixture
+def commands(broker: redis.Redis) -> Iterator[ThreadCommands]:
+    with valkey.connect(os.environ["MILLRACE_VALKEY_URL"], valkey.WORKER) as client:
+        connection = ThreadCommands(client)
+        yield connection
+        connection.close()
+
+
+def test_commands_are_answered_in_order_and_errors_are_among_the_replies(commands: ThreadCommands) -> None:
+    first, error, last = commands.exchange([("SET", "a", b"text"), ("INCR", "a"), ("GET", "a")])
+    assert (first, last) == (b"OK", b"text")
+    assert isinstance(error, redis.ResponseError)
+    (missing,) = commands.exchange([("EVALSHA", "0" * 40, 0)])
+    assert isinstance(missing, redis.exceptions.NoScriptError)
+    assert commands.exchange([]) == []
+
+
+def test_commands_and_replies_may_be_sent_in_several_parts(commands: ThreadCommands) -> None:
+    text = "x" * (3 * CHUNK_BYTES)
+    commands.exchange([("SET", "long", text), ("RPUSH", "list", 1, 2.5, b"\xff")])
+    assert commands.exchange([("GET", "long"), ("LRANGE", "list", 0, -1)]) == [text.encode(), [b"1", b"2.5", b"\xff"]]
+
+
+def test_a_lost_connection_is_opened_again(commands: ThreadCommands, broker: redis.Redis) -> None:
+    assert commands.exchange([("PING",)]) == [b"PONG"]
+    broker.client_kill_filter(_type="normal", skipme=True)
+    assert commands.exchange([("ECHO", "again")]) == [b"again"]
+
+
+def test_an_overdue_reply_is_not_that_of_the_next_call(commands: ThreadCommands) -> None:
+    assert commands.exchange([("PING",)]) == [b"PONG"]
+    commands._connection._sock.settimeout(0.05)  # the next connection has the usual timeout
+    with pytest.raises(redis.TimeoutError):
+        commands.exchange([("BLPOP", "empty", 1)])
+    assert commands.exchange([("ECHO", "own")]) == [b"own"]
+
+
+def test_a_command_that_cannot_be_sent_does_not_shift_the_replies(commands: ThreadCommands) -> None:
+    with pytest.raises(TypeError):
+        commands.exchange([("PING",), ("SET", "a", None)])  # type: ignore[list-item]
+    assert commands.exchange([("ECHO", "own")]) == [b"own"]
+
+
+def test_an_unreachable_broker_is_reported() -> None:
+    with valkey.connect("redis://127.0.0.1:1/0", valkey.WORKER._replace(retries=0)) as client:
+        commands = ThreadCommands(client)
+        for _ in range(2):
+            with pytest.raises(redis.ConnectionError):
+                commands.exchange([("PING",)])
