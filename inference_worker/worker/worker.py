@@ -268,9 +268,7 @@ class Worker:
         home, on_demand = self._home_replica(), on_demand_specs(settings)
         pools = (*settings.worker_pools, *self._home_pool(), *settings.worker_on_demand_models)
         self._pools = tuple(dict.fromkeys(pools))
-        self.replicas = Reconciler(
-            self._broker, name, replica_id, self._pools, self._load, home, on_demand
-        )
+        self.replicas = Reconciler(self._broker, name, replica_id, self._pools, self._load, home, on_demand)
         self._bundles = BundlePublisher(
             self._broker,
             settings.worker_secret,
