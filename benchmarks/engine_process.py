@@ -16,7 +16,6 @@ from pathlib import Path
 
 from benchmarks.engine import run
 from inference_worker.contract.engine_config import EngineConfig
-from inference_worker.engine.compute_path import choose_path
 from inference_worker.engine.engine import LLMEngine
 
 
@@ -25,7 +24,7 @@ def main() -> None:
     defaults = {"device": "cpu", "measure_peaks": False, "cpu_kernels": os.environ.get("MILLRACE_CPU_KERNELS", "auto")}
     config = EngineConfig(Path(directory), **(defaults | json.loads(options)))
     engine = LLMEngine(config)
-    print(json.dumps(choose_path(config).describe(config.quantization)), flush=True)
+    print(json.dumps(engine.computes_with), flush=True)
     for line in sys.stdin:
         work = json.loads(line)
         print(json.dumps(run(engine, work["prompts"], work["output"])), flush=True)

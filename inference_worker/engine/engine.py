@@ -146,6 +146,11 @@ class LLMEngine:
         """Return why the model uses a slower backend than the machine's default, or None."""
         return self._runner.slow
 
+    @property
+    def computes_with(self) -> str:
+        """The line of the log about instruction sets, threads, weights, kernels, attention and KV cache."""
+        return self._runner.computes_with
+
     def add_request(self, request: Request) -> None:
         """Accept a request. `step` returns its tokens.
 

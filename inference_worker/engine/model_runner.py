@@ -143,7 +143,8 @@ class ModelRunner:
         kv_type = path.dtype_name if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
         weight_type = path.dtype_name if config.quantization == "none" else config.quantization
         self.slow = path.slow or self._find_slow_part(layers)
-        log.info("%s", path.describe(weight_type, self.attention_choice.name, kv_type))
+        self.computes_with = path.describe(weight_type, self.attention_choice.name, kv_type)
+        log.info("%s", self.computes_with)
 
     def _find_slow_part(self, layers: Layers) -> SlowReason | None:
         """Return why a part of the model uses a slower backend than the machine's default, or None."""
