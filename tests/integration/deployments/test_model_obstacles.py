@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from django.test import Client
+from rest_framework.test import APIClient
 
 from billing.models import CompiledRateCard
 from billing.rates.pricing import Component, Rate, encode_rates
@@ -135,10 +136,16 @@ def test_the_obstacles_are_those_of_a_gateway(acme: Tenant) -> None:
     assert {**without_replicas, "silent": ModelObstacle.NOT_READY} == found
 
 
-@pytest.mark.parametrize("model", EXPECTED)
 @pytest.mark.parametrize("place", NAMES)
-def test_a_place_of_a_policy(acme: Tenant, place: str, model: str) -> None:
-    body, wanted = PLACES[place](model), problem(model)
+def test_a_place_of_a_policy(acme: Tenant, place: str) -> None:
+    client = by_key(acme)
+    for model in EXPECTED:
+        check_place(client, acme, place, model)
+
+
+def check_place(client: APIClient, acme: Tenant, place: str, model: str) -> None:
+    """Assert that a policy with the model at a place can be published exactly if the model has no blocking obstacle."""
+    body, wanted, name = PLACES[place](model), problem(model), f"policy-{model}"
     if model == "fine" and place == "$.models[1]":
         body = {"models": ["own-price", "fine"]}
     elif model == "fine" and place.endswith("targets[1].model"):
@@ -146,23 +153,22 @@ def test_a_place_of_a_policy(acme: Tenant, place: str, model: str) -> None:
         for rule in body["rules"]:
             rule["targets"] = rule["targets"][:1]
             rule.pop("escalate", None)
-    client = by_key(acme)
     validated = client.post("/api/policies/validate", {"body": body}, format="json").json()
-    draft = client.post("/api/policy-drafts", {"name": "mine", "body": body}, format="json").json()
-    published = client.post("/api/policies", {"name": "mine", "body": body}, format="json")
+    draft = client.post("/api/policy-drafts", {"name": name, "body": body}, format="json").json()
+    published = client.post("/api/policies", {"name": name, "body": body}, format="json")
     from_draft = client.post(f"/api/policy-drafts/{draft['id']}/publish")
     found = [(each["place"], each["model"], each["code"], each["is_blocking"]) for each in validated["problems"]]
     assert found == ([] if wanted is None else [(place, model, *wanted)])
     if wanted is not None and wanted[1]:
-        assert (validated["valid"], published.status_code, from_draft.status_code) == (False, 400, 400)
+        assert (validated["valid"], published.status_code, from_draft.status_code) == (False, 400, 400), model
         assert published.json()["code"] == from_draft.json()["code"] == wanted[0]
         (text,) = published.json()["errors"]["body"]
         assert validated["error"] == text
         assert text.startswith(place) and repr(model) in text
-        assert of(RoutingPolicy, acme) == []
+        assert [policy for policy in of(RoutingPolicy, acme) if policy.name == name] == []
         assert [each["place"] for each in draft["problems"]] == [place]
     else:
-        assert (validated["valid"], published.status_code) == (True, 201)
+        assert (validated["valid"], published.status_code) == (True, 201), model
 
 
 @pytest.mark.parametrize("model", BLOCKED)
@@ -177,12 +183,18 @@ def test_a_version_is_not_published_again(acme: Tenant, model: str) -> None:
     assert model in shown and "banner bad" in shown
 
 
-@pytest.mark.parametrize("model", EXPECTED)
-def test_an_arm_of_an_experiment(acme: Tenant, model: str) -> None:
+def test_an_arm_of_an_experiment(acme: Tenant) -> None:
+    client, member = by_key(acme), console(acme)
+    for model in EXPECTED:
+        check_arm(client, member, acme, model)
+
+
+def check_arm(client: APIClient, member: Client, acme: Tenant, model: str) -> None:
+    """Assert that an experiment with the model as an arm starts exactly if the model has no blocking obstacle."""
     arms = [{"name": "a", "share": 50}, {"name": "b", "share": 50, "model": model}]
-    client, wanted = by_key(acme), problem(model)
-    made = client.post("/api/experiments", {"name": "x", "model": "mine", "arms": arms}, format="json")
-    assert made.status_code == 201
+    wanted, name = problem(model), f"arm-{model}"
+    made = client.post("/api/experiments", {"name": name, "model": name, "arms": arms}, format="json")
+    assert made.status_code == 201, made.json()
     blocks = wanted is not None and wanted[1]
     assert [each["place"] for each in made.json()["problems"]] == (
         ["$.arms[1].model"] if wanted is not None and model != "silent" else []
@@ -192,9 +204,9 @@ def test_an_arm_of_an_experiment(acme: Tenant, model: str) -> None:
     if wanted is not None and blocks:
         assert started.json()["code"] == wanted[0]
         assert "$.arms[1].model" in started.json()["errors"]["arms"][0]
-        (row,) = of(Experiment, acme)
+        (row,) = (row for row in of(Experiment, acme) if row.name == name)
         assert row.state == Experiment.State.DRAFT
-        page = console(acme).get(f"/t/acme/experiments/{row.pk}").content.decode()
+        page = member.get(f"/t/acme/experiments/{row.pk}").content.decode()
         assert "banner bad" in page
 
 
@@ -218,21 +230,27 @@ def test_a_dry_run_counts_rejected_requests(acme: Tenant, model: str, code: str)
     assert answer.json()["rejected"] == ([{"model": model, "code": code, "requests": 3}] if code else [])
 
 
-@pytest.mark.parametrize("model", EXPECTED)
-def test_the_editor_of_the_console(acme: Tenant, model: str) -> None:
-    client, wanted = console(acme), problem(model)
+def test_the_editor_of_the_console(acme: Tenant) -> None:
+    client = console(acme)
+    for model in EXPECTED:
+        check_editor(client, acme, model)
+
+
+def check_editor(client: Client, acme: Tenant, model: str) -> None:
+    """Assert that the editor publishes a policy with the model exactly if the model has no blocking obstacle."""
+    wanted, name = problem(model), f"policy-{model}"
     body = json.dumps({"rules": [{"targets": [{"model": model}]}]})
-    shown = client.post("/t/acme/routing/check", {"name": "mine", "body": body}).content.decode()
+    shown = client.post("/t/acme/routing/check", {"name": name, "body": body}).content.decode()
     blocks = wanted is not None and wanted[1]
-    assert ("Cannot be published" in shown) == blocks
-    assert ("banner bad" in shown, "banner warn" in shown) == (blocks, wanted is not None and not blocks)
-    response = client.post("/t/acme/routing/edit", {"name": "mine", "body": body, "publish": "1"})
+    assert ("Cannot be published" in shown) == blocks, model
+    assert ("banner bad" in shown, "banner warn" in shown) == (blocks, wanted is not None and not blocks), model
+    response = client.post("/t/acme/routing/edit", {"name": name, "body": body, "publish": "1"})
     assert response.status_code == (422 if blocks else 303)
     if not blocks:
         return
-    assert of(RoutingPolicy, acme) == []
-    saved = client.post("/t/acme/routing/edit", {"name": "mine", "body": body, "draft": "1"})
-    assert len(of(RoutingPolicyDraft, acme)) == 1
+    assert [policy for policy in of(RoutingPolicy, acme) if policy.name == name] == []
+    saved = client.post("/t/acme/routing/edit", {"name": name, "body": body, "draft": "1"})
+    assert [draft.name for draft in of(RoutingPolicyDraft, acme)].count(name) == 1
     assert "banner bad" in client.get(saved.headers["Location"]).content.decode()
 
 
