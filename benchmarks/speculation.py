@@ -34,7 +34,7 @@ from inference_worker.contract.engine_config import MAX_DRAFTING_SEQUENCES, Engi
 from inference_worker.contract.request import Request, SamplingParams, ServiceClass, StructuredSpec
 from inference_worker.contract.settings import ModelSpec
 from inference_worker.engine.engine import LLMEngine
-from inference_worker.worker.worker import find_draft_model
+from inference_worker.worker.engine_options import find_draft_model
 
 DATA = Path(__file__).resolve().parent.parent / "tests" / "data"
 KINDS = ("extraction", "edit", "edit_prediction", "json", "chat")

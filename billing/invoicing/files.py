@@ -28,13 +28,16 @@ def stored_pdf(invoice: Invoice) -> bytes:
     """
     files = InvoiceFile.objects.for_tenant(invoice.tenant_id).filter(invoice=invoice)
     if (file := files.first()) is None:
-        made = pdf.render_pdf(document.describe_invoice(invoice, lines_of(invoice)))
-        row = InvoiceFile(
-            invoice=invoice, tenant_id=invoice.tenant_id, pdf=made, sha256=hashlib.sha256(made).hexdigest()
-        )
-        files.bulk_create([row], ignore_conflicts=True)
+        _store_pdf(invoice)
         file = files.get()
     return bytes(file.pdf)
+
+
+def _store_pdf(invoice: Invoice) -> None:
+    """Typeset and store the PDF of a final invoice. A PDF that another process stored meanwhile is kept."""
+    made = pdf.render_pdf(document.describe_invoice(invoice, lines_of(invoice)))
+    row = InvoiceFile(invoice=invoice, tenant_id=invoice.tenant_id, pdf=made, sha256=hashlib.sha256(made).hexdigest())
+    InvoiceFile.objects.for_tenant(invoice.tenant_id).bulk_create([row], ignore_conflicts=True)
 
 
 def missing_pdfs() -> QuerySet[Invoice]:
@@ -52,10 +55,17 @@ def store_pdfs() -> int:
     stored = 0
     for pk in waiting:
         try:
-            with all_tenants_scope(BypassReason.BILLING):
-                rows = Invoice.objects.all_tenants().select_related("entity", "period", "refers_to")
-                stored_pdf(rows.get(pk=pk))
-            stored += 1
+            stored += _store_missing(pk)
         except Exception as exc:  # noqa: BLE001  (an error of one invoice must not stop the others)
             log.error("invoice_pdf_failed", invoice=pk, error=str(exc))
     return stored
+
+
+def _store_missing(pk: int) -> bool:
+    """Typeset and store the PDF of an invoice. Return False if another process has stored it."""
+    with all_tenants_scope(BypassReason.BILLING):
+        rows = missing_pdfs().select_related("entity", "period", "refers_to")
+        invoice = rows.filter(pk=pk).first()
+        if invoice is not None:
+            _store_pdf(invoice)
+    return invoice is not None

@@ -215,7 +215,8 @@ def _book(invoice: Invoice) -> None:
             PostedEntry(Account.TAX, -tax, invoice.pk),
         ]
     post(invoice.tenant_id, key, entries, invoice.currency)
-    note_balance(invoice)  # an amount of zero is paid
+    if entries[0].nano == 0:
+        note_balance(invoice)  # nothing is outstanding: it is paid
     if match_deposits(invoice.tenant_id, invoice.pk if invoice.sells_credit else None):
         invoice.refresh_from_db(fields=["state"])
 

@@ -211,6 +211,7 @@ VALUE_LABELS = {  # values of states, types and other choices
     "key": _lazy("key"),
     "key_expiry": _lazy("key expiry"),
     "lifetime": _lazy("lifetime"),
+    "listener": _lazy("listener"),
     "loaded": _lazy("loaded"),
     "machine_hours": _lazy("machine hours"),
     "metadata": _lazy("metadata"),
@@ -248,5 +249,6 @@ VALUE_LABELS = {  # values of states, types and other choices
     "upstream_down": _lazy("upstream down"),
     "user": _lazy("user"),
     "void": _lazy("void"),
+    "waiting": _lazy("waiting"),
     "warn": _lazy("warn"),
 }

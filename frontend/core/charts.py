@@ -16,7 +16,7 @@ from frontend.core.numbers import Money, compact, duration, exact, share
 
 Unit = Literal["usd", "tokens", "count", "decimal", "ms", "percent"]
 Style = Literal["line", "area", "dash", "dots"]
-MAX_MARKS = 20  # of one chart, newest first
+MAX_MARKS = 10  # marks of one chart, newest first
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Chart:
     bare: bool = False  # without axes
     step: timedelta = timedelta(days=1)  # from the last time to its end
     marks: tuple[ChartMark, ...] = ()  # those outside of the chart are not shown
-    requests_url: str = ""  # of the request log with the page's filters; a point opens the requests of its time
+    requests_url: str = ""  # request log with the page's filters; a point opens the requests of its time
     selects: bool = False  # a click selects something else; Enter opens the requests
 
     @property

@@ -19,16 +19,23 @@ from django.utils.http import urlencode
 _ALLAUTH = "account_reauthentication_state"  # where allauth finds the function to call after a re-authentication
 _CONFIRMED = "confirmed_form"
 _CONFIRMED_SECONDS = 60  # from the re-authentication to the redirected request
+_API_KEYS = ("secret", "api_key")  # fields of forms
 
 
 def suspend_form(request: HttpRequest, page: str) -> HttpResponseRedirect:
-    """Store the submitted form without its password, and redirect to the page of the re-authentication."""
+    """Store the submitted form without its password, and redirect to the page of the re-authentication.
+
+    A form with an API key is not stored. Its user enters it again.
+    """
     url, form = request.get_full_path(), request.POST.copy()
     form.pop("password", None)  # the form asks for it again
-    request.session[_ALLAUTH] = {
-        "state": {"url": url, "form": form.urlencode()},
-        "callback": f"{__name__}.{confirm_form.__name__}",
-    }
+    if any(form.get(name) for name in _API_KEYS):
+        drop_form(request)
+    else:
+        request.session[_ALLAUTH] = {
+            "state": {"url": url, "form": form.urlencode()},
+            "callback": f"{__name__}.{confirm_form.__name__}",
+        }
     return HttpResponseRedirect(f"{page}?{urlencode({'next': url})}")
 
 

@@ -23,7 +23,7 @@ _NAMES = (
     *("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"),
 )
 _CARD = "README.md"
-_MODULE = r"\w{1,64}/config\.json"  # of a module of sentence-transformers
+_MODULE = r"\w{1,64}/config\.json"  # the file of a module of sentence-transformers
 _MAX_MODULES = 16
 _SAMPLES = 16  # parts of a weight file that its fingerprint reads
 _SAMPLE_BYTES = 64 << 10

@@ -11,7 +11,7 @@ from io import FileIO
 from pathlib import Path
 
 LOCK_PAUSE_SECONDS = 0.02  # between attempts to lock
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # of this machine since its start
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # ID of this machine's boot
 _ID_BYTES = 16
 
 

@@ -39,7 +39,7 @@ def configure_logging(level: str, format_: str) -> None:
     logging._srcfile = None  # the calling function
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = logging.StreamHandler(sys.stderr)
-    render = structlog.processors.JSONRenderer() if format_ == "json" else _render_text
+    render: structlog.typing.Processor = structlog.processors.JSONRenderer() if format_ == "json" else _render_text
     handler.setFormatter(_LineFormatter(render, shared))
     root = logging.getLogger()
     root.handlers[:] = [handler]

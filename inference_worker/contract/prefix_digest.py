@@ -31,7 +31,7 @@ class PrefixDigest(msgspec.Struct, frozen=True):
     block_size: int
     rate: int  # a power of two
     hashes: bytes
-    variant: bytes = b""  # of the replica
+    variant: bytes = b""  # what distinguishes the replica (Machine.variant)
 
 
 def digest_key(replica_id: str) -> str:

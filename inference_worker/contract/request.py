@@ -104,6 +104,10 @@ class SamplingParams(msgspec.Struct, frozen=True):
         """Whether the most likely token is chosen."""
         return self.temperature < GREEDY_BELOW or self.top_k == 1 or self.top_p == 0
 
+    def replace(self, **changes: Any) -> SamplingParams:
+        """Return a copy with other values. The engine uses this, since it does not import msgspec."""
+        return msgspec.structs.replace(self, **changes)
+
 
 SAMPLING_PARAMETERS = SamplingParams.__struct_fields__
 

@@ -37,7 +37,7 @@ CLOSING_SECONDS = 5.0
 class _PublishedBundle(NamedTuple):
     """A bundle of this process."""
 
-    directory: Path  # of the model
+    directory: Path  # the directory of the model
     manifest: BundleManifest
     signed: bytes
 
@@ -69,7 +69,9 @@ class BundlePublisher:
         self._thread = threading.Thread(target=self._run, name="bundles", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        """Start the thread, unless it was started before."""
+        if self._thread.ident is None:
+            self._thread.start()
 
     def close(self) -> None:
         """Stop the thread. The bundles remain in Valkey until they expire."""
@@ -166,7 +168,7 @@ class BundlePublisher:
     def _publish_first(self) -> None:
         """Publish the bundles of models on demand while another model is loaded, so that gateways read all together.
 
-        An error is repeated, and reported, when the model has a replica.
+        Their files may be converted first. An error is repeated, and reported, when the model has a replica.
         """
         for spec in self._on_demand:
             try:

@@ -75,7 +75,7 @@ class JournalReplay:
                 event_log_key(billing_context.request_id, usage.attempt),
             ]
             end = encode(self._end_of(usage))
-            args = [usage.attempt, usage.encoded, encode([Raw(end)]), self._retention_seconds, end]
+            args: list[Any] = [usage.attempt, usage.encoded, encode([Raw(end)]), self._retention_seconds, end]
             new_id: Any = self._finish_script(keys=keys, args=args)
             if new_id is not None:
                 self.journal.confirm(execution_key(usage), new_id.decode())

@@ -58,6 +58,9 @@ class OrphanedJournals:
                 journal = Journal(directory)
             except JournalBusyError:
                 continue
+            except OSError as exc:  # the other journals must not be affected
+                log.warning("journal_unavailable", journal=directory.name, error=str(exc))
+                continue
             except (ValueError, msgspec.MsgspecError) as exc:
                 log.error("journal_unreadable", journal=directory.name, error=str(exc))
                 self._unreadable.add(directory)

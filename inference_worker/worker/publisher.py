@@ -1,8 +1,8 @@
 """Delivery of engine outputs to gateways, resuming readers and the settler.
 
 One thread runs in rounds. A round takes everything that was delivered since the previous one, so a slow broker leads to
-larger rounds instead of a queue. In a round, ends are written to the journal and synced. Then one pipeline writes every
-gateway's batch and every request's event log. Each end is sent by the script that also writes its usage event
+larger rounds instead of a queue. In a round, ends are written to the journal and synced. Then one round trip writes
+every gateway's batch and every request's event log. Each end is sent by the script that also writes its usage event
 (claims.FINISH), with the execution's other events of the round. So the gateway receives them in one message.
 """
 
@@ -330,7 +330,7 @@ class Publisher:
         return replies
 
     def _load_scripts(self) -> None:
-        """Load the pipeline's scripts at first, and after an error, since Valkey may have restarted."""
+        """Load the scripts at first, and after an error, since Valkey may have restarted."""
         if not self._scripts_loaded:
             self._broker.script_load(claims.FINISH)
             self._broker.script_load(claims.FAIL)

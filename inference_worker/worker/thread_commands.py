@@ -52,11 +52,11 @@ class ThreadCommands:
 
     def _send(self, packed: bytes, count: int) -> list[Any]:
         connection = self._connection
-        if not connection.is_connected:
-            self._open()
-        socket, reader = connection._sock, self._reader
         replies: list[Any] = []
         try:
+            if not connection.is_connected:
+                self._open()
+            socket, reader = connection._sock, self._reader
             for start in range(0, len(packed), CHUNK_BYTES):
                 socket.sendall(packed[start : start + CHUNK_BYTES])
             while len(replies) < count:

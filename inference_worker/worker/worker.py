@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import redis
@@ -30,13 +30,7 @@ from inference_worker.contract.compute_support import ComputeSupport, OptionRefu
 from inference_worker.contract.cpu_placement import CpuPlacement
 from inference_worker.contract.deployments import ALL_WORKERS, WANTED_KEY, WantedState, decode_wanted
 from inference_worker.contract.disk import FreeSpace
-from inference_worker.contract.engine_config import (
-    CPU_PROFILES,
-    PROFILES,
-    EngineConfig,
-    EngineProfile,
-    QuantizationName,
-)
+from inference_worker.contract.engine_config import EngineConfig
 from inference_worker.contract.exits import take_over
 from inference_worker.contract.journal import RECORD_BYTES, Journal, JournalBusyError
 from inference_worker.contract.messages import (
@@ -54,12 +48,11 @@ from inference_worker.contract.messages import (
 )
 from inference_worker.contract.model_bundles import derive_salt
 from inference_worker.contract.request import RequestError
-from inference_worker.contract.settings import SELF_DRAFT, ModelSpec, WorkerSettings
+from inference_worker.contract.settings import ModelSpec, WorkerSettings
 from inference_worker.contract.upstreams import UpstreamEngine, UpstreamSpec
 from inference_worker.contract.version import VERSION
 from inference_worker.contract.worker_names import default_name
 from inference_worker.engine.compute_path import choose_path, find_support, place_engine
-from inference_worker.engine.device import pick_device
 from inference_worker.engine.embeddings.embedding_engine import EmbeddingEngine
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.loading.loader import ProgressLog
@@ -67,6 +60,7 @@ from inference_worker.worker.bundle_publisher import BundlePublisher
 from inference_worker.worker.control import Control
 from inference_worker.worker.credentials import CredentialStore, needs_of
 from inference_worker.worker.engine_client import ActiveJob, Engine, ResidentEngine
+from inference_worker.worker.engine_options import make_engine_config
 from inference_worker.worker.managed.engine import ManagedEngine, start_server
 from inference_worker.worker.name_lease import NameLease, describe_conflict, host_name
 from inference_worker.worker.orphaned_journals import OrphanedJournals
@@ -128,49 +122,6 @@ def worker_name(settings: WorkerSettings) -> str:
             f" MILLRACE_WORKER_MODEL={NO_MODEL} has no default"
         )
     return default_name(spec.name, settings.data_dir)
-
-
-def find_draft_model(spec: ModelSpec, directory: Path, data_dir: Path) -> tuple[Path | None, QuantizationName]:
-    """Return the directory of the deployment's draft model, or None, and the quantization of its weights.
-
-    Args:
-        directory: of the model.
-        data_dir: directory of converted models.
-
-    Raises:
-        ModelError: the draft model is missing, damaged or not supported.
-    """
-    if spec.draft_model.startswith(SELF_DRAFT):
-        return directory, cast(QuantizationName, spec.draft_model.removeprefix(SELF_DRAFT))
-    if not spec.draft_model:
-        return None, "none"
-    return ensure_model(ModelSpec(spec.name, spec.draft_model, spec.dtype), data_dir), "none"
-
-
-def step_limits(settings: WorkerSettings, device: str) -> EngineProfile:
-    """Return the limits of a step: the profile's limits, with explicit settings instead where given.
-
-    A step needs a token for each of its sequences, so setting only one of the two limits adjusts the other.
-
-    Args:
-        device: cpu or cuda.
-    """
-    profile = (CPU_PROFILES if device == "cpu" else PROFILES)[settings.engine_profile]
-    max_num_seqs = settings.max_num_seqs or min(
-        profile.max_num_seqs, settings.max_num_batched_tokens or profile.max_num_seqs
-    )
-    max_num_batched_tokens = settings.max_num_batched_tokens or max(profile.max_num_batched_tokens, max_num_seqs)
-    if max_num_batched_tokens < max_num_seqs:
-        raise SystemExit(
-            f"MILLRACE_MAX_NUM_BATCHED_TOKENS ({max_num_batched_tokens}) must be at least MILLRACE_MAX_NUM_SEQS"
-            f" ({max_num_seqs})"
-        )
-    return EngineProfile(
-        max_num_batched_tokens,
-        settings.long_prefill_token_threshold or profile.long_prefill_token_threshold,
-        max_num_seqs,
-        profile.max_starting_tokens,
-    )
 
 
 def place_worker(settings: WorkerSettings) -> tuple[CpuPlacement, ComputeSupport]:
@@ -276,12 +227,12 @@ class Worker:
             lambda spec: ensure_model(spec, settings.data_dir),
             on_demand,
         )
-        self._bundles.start()
         if home is not None:
             try:
                 self._load(home)  # an error ends the process
             except OptionRefused as exc:
                 raise SystemExit(f"{home.spec.name} cannot be loaded: {exc}") from exc
+        self._bundles.start()
         sent = WorkerSupport(self._pools, support, host_name(), int(time.time()))
         self._control = Control(self._broker, replica_id, self, self._heartbeats, sent, self._prefix_digests)
         self.credentials.start()
@@ -551,9 +502,10 @@ class Worker:
             upstream = replica.spec.upstream
             loaded = LoadedEngine(client, describe_upstream(upstream), upstream.concurrency, None)
             return replica.finish_load(loaded, time.monotonic() - started)
-        config = self._engine_config(replica.spec, note_progress)
+        config = make_engine_config(self.settings, replica.spec, self._placement.threads, note_progress)
         # Before the load, so that gateways read it meanwhile.
         bundle = self._bundles.publish(replica.spec.key, config.model_dir)
+        self._bundles.start()  # only now, so that conversions for models on demand do not delay this model
         with self._placement.bind():
             machine = describe_machine(config)
             engine = make_engine(config)
@@ -583,36 +535,6 @@ class Worker:
         log.info("managed_server_healthy", model=replica.spec.name, seconds=round(seconds, 2))
         replica.finish_load(LoadedEngine(client, describe_upstream(upstream), upstream.concurrency, None), seconds)
         client.watch(lambda reason: replica.lose_engine(reason, FIRST_RESTART_SECONDS, MAX_RESTART_SECONDS))
-
-    def _engine_config(self, spec: ModelSpec, progress: Callable[[int, int], None]) -> EngineConfig:
-        settings = self.settings
-        limits = step_limits(settings, pick_device(settings.device).type)
-        directory = ensure_model(spec, settings.data_dir, progress)
-        memory = spec.kv_cache_memory
-        draft_dir, draft_quantization = find_draft_model(spec, directory, settings.data_dir)
-        return EngineConfig(
-            model_dir=directory,
-            device=settings.device,
-            dtype=spec.dtype,
-            quantization=spec.quantization,
-            progress=progress,
-            max_model_len=spec.max_model_len,
-            max_num_seqs=limits.max_num_seqs,
-            max_num_batched_tokens=limits.max_num_batched_tokens,
-            long_prefill_token_threshold=limits.long_prefill_token_threshold,
-            max_starting_tokens=limits.max_starting_tokens,
-            locality_tokens=settings.locality_tokens,
-            block_size=spec.block_size or settings.block_size,
-            kv_cache_memory=settings.kv_cache_memory if memory is None else memory,
-            kv_cache_dtype=spec.kv_cache_dtype,
-            kv_offload_bytes=settings.kv_offload_bytes,
-            threads=self._placement.threads,
-            cpu_kernels=settings.cpu_kernels,
-            batch_invariant=settings.batch_invariant,
-            speculation=(spec.speculation or settings.speculation) == "auto",
-            draft_model_dir=draft_dir,
-            draft_quantization=draft_quantization,
-        )
 
     def _heartbeats(self, beat: int) -> Mapping[str, Heartbeat]:
         self._space.look()

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from django.conf import settings
 from drf_spectacular.utils import extend_schema
-from rest_framework import serializers
+from rest_framework import exceptions, serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
@@ -14,8 +14,8 @@ from tenants.actions.notifications import ChosenChannels, channels_of, do_set_no
 from tenants.api.idempotency import idempotent
 from tenants.api.operators import OperatorView
 from tenants.api.serializers import MAX_BIGINT, Query, StrictSerializer
-from tenants.api.views import TenantView, check_query, validate_body
-from tenants.models import Notification
+from tenants.api.views import TenantView, check_query, person, validate_body
+from tenants.models import Notification, User
 from tenants.notifications.kinds import NOTIFICATION_KINDS, kinds_of
 from tenants.notifications.reading import MAX_MARKED, mark_read, viewer_of, visible_notifications
 from tenants.permissions import Permission
@@ -174,11 +174,16 @@ class OperatorNotificationChannels(OperatorView):
         given = validate_body(NotificationChannelsSerializer, request.data, partial=True)["channels"]
         rows = [validate_body(NotificationChannelSerializer, row) for row in given]  # each is complete
         wanted = {row["kind"]: ChosenChannels(row["in_console"], row["by_email"]) for row in rows}
-        do_set_notification_channels(None, request.user, wanted)
+        do_set_notification_channels(None, self._operator(request), wanted)
         return self._channels_response(request)
+
+    def _operator(self, request: Request) -> User:
+        if (operator := person(request)) is None:
+            raise exceptions.NotFound
+        return operator
 
     def _channels_response(self, request: Request) -> Response:
         with self.scope():
-            channels = channels_of(None, request.user, None)
+            channels = channels_of(None, self._operator(request), None)
         rows = [{"kind": kind.name, **chosen._asdict()} for kind, chosen in channels]
         return Response(NotificationChannelSerializer(rows, many=True).data)

@@ -85,4 +85,5 @@ def test_long_names_of_any_script_fit(open_page, width):
         wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert wide <= 0
         page.locator(".explorer .u-over").hover()
+        page.locator(".explorer .chart-tooltip").wait_for()
         assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import psutil
@@ -75,20 +76,21 @@ def database_check(host: Stack) -> str:
 def hanging_postgresql(host: Stack) -> Iterator[None]:
     """Stop all processes of PostgreSQL until the end of the block, as the loss of its machine does."""
     postmaster = psutil.Process(host.pid("bin/postgres", "-D"))
-    postmaster.suspend()
-    stopped = [postmaster, *postmaster.children(recursive=True)]
-    for process in stopped[1:]:
-        process.suspend()
+    stopped = [postmaster]
     try:
+        postmaster.suspend()  # first, so that it starts no further process
+        for process in postmaster.children(recursive=True):
+            stopped.append(process)
+            process.suspend()
         yield
     finally:
-        for process in stopped:
+        for process in reversed(stopped):  # the parent last, since it removes children that have ended
             process.resume()
 
 
 def running_workers(host: Stack) -> set[str]:
     with redis.Redis.from_url(read_env_file(host.data_dir / "env")["MILLRACE_VALKEY_URL"]) as broker:
-        replicas: dict[bytes, bytes] = broker.hgetall(REPLICAS_KEY)  # type: ignore[assignment]
+        replicas: Any = broker.hgetall(REPLICAS_KEY)
         return {worker_of(name.decode()) for name in replicas}
 
 

@@ -154,6 +154,7 @@ def running(folder: Path, **settings: str) -> Iterator[Stack]:
     } | settings
     share_models(folder / "state")
     with running_with(folder, **settings) as stack:
+        stack.wait_until_ready()  # all models: the gateway reads the bundles of the others after it is ready
         yield stack
 
 

@@ -289,9 +289,11 @@ class TestCallForm(forms.Form):
     """A test call of a deployment, which an API key pays for."""
 
     __test__ = False  # for pytest
-    api_key = forms.CharField(
+    api_key = forms.RegexField(
+        r"^[\x21-\x7e]+\Z",  # in a header, whose error would contain the key
         label=_lazy("API key"),
         max_length=200,
+        strip=True,
         widget=_SECRET,
         help_text=_lazy("The request is billed to its tenant. The key is not stored"),
     )

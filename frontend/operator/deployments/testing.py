@@ -29,7 +29,7 @@ from millrace.apps.deployments.offered_prices import find_drafts, unpriced_names
 from millrace.client.testing import TestCallFailed, TestCallResult, send_test_call
 from tenants.actions import ActionRefused
 from tenants.isolation.db_roles import BypassReason
-from tenants.isolation.scopes import all_tenants_scope
+from tenants.isolation.scopes import all_tenants_scope, release_connection
 
 CALL_SECONDS = 60.0  # timeout of the call
 SETTLE_SECONDS, POLL_SECONDS = 3.0, 0.2  # for the settlement of its usage, which has the cost
@@ -84,6 +84,7 @@ def _send(name: str, data: dict[str, Any]) -> tuple[TestCallResult, Money | None
         ActionRefused: the platform responds with an error.
     """
     since = datetime.now(UTC) - _CLOCK_SKEW
+    release_connection()
     try:
         result = send_test_call(
             settings.MILLRACE.base_url, data["api_key"], name, data["prompt"], stream=True, timeout=CALL_SECONDS

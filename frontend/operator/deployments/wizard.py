@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from django import forms
@@ -43,6 +44,7 @@ STEPS = {
     "price": _lazy("Price"),
     "test": _lazy("Test"),
 }
+_CHECK_ID = re.compile(r"[0-9a-f]{32}")  # ID of a fit check
 _CHECKED_FIELDS = ("preset", "base_url", "secret", "credential_id", "allow_internal")  # by the list of models
 # The prices that are not folded, by the task of the model.
 _SHOWN_PRICES = {
@@ -70,7 +72,9 @@ def add_deployment(ctx: PageContext) -> HttpResponse:
     if source is None:
         raise Http404
     form = source.make_form(bound_data(ctx), list_credentials(ctx), _list_sources(ctx))
-    shown_check = ctx.request.POST.get("fit_check", "")[:32]
+    shown_check = ctx.request.POST.get("fit_check", "")
+    if not _CHECK_ID.fullmatch(shown_check):
+        shown_check = ""
     if form.is_bound and form.is_valid():
         require_confirmation()
         try:
@@ -91,6 +95,7 @@ def add_deployment(ctx: PageContext) -> HttpResponse:
         back=reverse("operator-deployments-new"),
         check_id=shown_check,
         shown_check=shown_check,
+        form=form,
         groups=FieldGroups(form, source.shown),
         **frame_of("model"),
     )

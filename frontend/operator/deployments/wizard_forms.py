@@ -84,7 +84,7 @@ class DeploymentSource:
     title: str
     text: str
     icon: str
-    make_form: Callable[[Any, Credentials, Sequence[str]], forms.Form]  # of the data, credentials and known sources
+    make_form: Callable[[Any, Credentials, Sequence[str]], forms.Form]  # arguments: data, credentials and known sources
     shown: tuple[str, ...]  # fields that are not folded
     check: str = ""  # the check of its form: "fit", "models" or none
 
@@ -152,7 +152,7 @@ class FieldGroup:
 
     visible_fields: list[BoundField]
     hidden_fields: list[BoundField] = field(default_factory=list)
-    non_field_errors: Sequence[str] = ()
+    non_field_errors: Sequence[object] = ()
 
 
 @dataclass(frozen=True)

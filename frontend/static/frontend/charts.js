@@ -37,109 +37,35 @@
     return { day: form({ day: "numeric", month: "short" }), hour: form({ hour: "2-digit", minute: "2-digit" }) };
   };
 
-  // Natural steps of time: a label is at each point at which the number of its step changes. Steps are minutes, then months.
+  // Labels of time are where the number of a natural step changes: of minutes, then of months.
   const MINUTES = [1, 5, 15, 30, 60, 120, 180, 360, 720, 1440, 2880, 10080, 20160];
   const MONTHS = [1, 3, 12];
   const MONDAY = 4320; // minutes from a Monday to 1 January 1970
   const naturalSteps = (x, zone, width, space) => {
-    const clock = (s) => uPlot.tzDate(new Date(s * 1000), zone);
-    const minute = (at) => Math.floor(Date.UTC(at.getFullYear(), at.getMonth(), at.getDate(), at.getHours(), at.getMinutes()) / 60000);
-    const clocks = [x[0] - 60, ...x].map(clock);
+    const clocks = [x[0] - 60, ...x].map((s) => uPlot.tzDate(new Date(s * 1000), zone));
+    const minutes = clocks.map((at) => (at - at.getTimezoneOffset() * 60000) / 60000);
+    const months = clocks.map((at) => at.getFullYear() * 12 + at.getMonth());
     const numberings = [
-      ...MINUTES.map((step) => (at) => Math.floor((minute(at) + (step > 2880 ? MONDAY : 0)) / step)),
-      ...MONTHS.map((step) => (at) => Math.floor((at.getFullYear() * 12 + at.getMonth()) / step)),
+      ...MINUTES.map((step) => (i) => Math.floor((minutes[i] + (step > 2880 ? MONDAY : 0)) / step)),
+      ...MONTHS.map((step) => (i) => Math.floor(months[i] / step)),
     ];
     for (const number of numberings) {
-      const found = x.filter((_, i) => number(clocks[i]) !== number(clocks[i + 1]));
+      const found = x.filter((_, i) => number(i) !== number(i + 1));
       if (found.length * space <= width) return found;
     }
     return x.slice(0, 1);
   };
 
-  const marksAt = (config, at) => config.marks.filter(([index]) => index === at).map(([, , text]) => text);
-  // The requests of a point; null: there are none, as in the future.
-  const requestsOf = (config, at) => {
-    if (!config.requests || at == null || config.x[at] * 1000 > Date.now()) return null;
-    const url = new URL(config.requests, location);
-    const moment = (s) => new Date(s * 1000).toISOString();
-    url.searchParams.set("range", "times");
-    url.searchParams.set("from", moment(config.x[at]));
-    url.searchParams.set("to", moment(config.x[at + 1] ?? config.x[at] + config.step));
-    return url;
-  };
-
-  // Lines at the times of marks, each with a triangle on top.
-  const drawMarks = (config) => ({
-    hooks: {
-      draw: ({ ctx, bbox, valToPos }) => {
-        ctx.save();
-        ctx.strokeStyle = ctx.fillStyle = color("ink-3");
-        ctx.lineWidth = devicePixelRatio;
-        ctx.setLineDash([2 * devicePixelRatio, 3 * devicePixelRatio]);
-        const side = 5 * devicePixelRatio;
-        for (const [, at] of config.marks) {
-          const x = Math.round(Math.min(valToPos(at, "x", true), bbox.left + bbox.width));
-          ctx.beginPath();
-          ctx.moveTo(x, bbox.top);
-          ctx.lineTo(x, bbox.top + bbox.height);
-          ctx.stroke();
-          ctx.beginPath();
-          ctx.moveTo(x - side, bbox.top);
-          ctx.lineTo(x + side, bbox.top);
-          ctx.lineTo(x, bbox.top + side * 1.4);
-          ctx.fill();
-        }
-        ctx.restore();
-      },
-    },
-  });
-
-  const tip = (element, config, format, head) => {
-    let box;
-    const line = (item, text) => {
-      const p = document.createElement("p");
-      const swatch = document.createElement("i");
-      swatch.className = `swatch ${item.style} ${item.kind}`;
-      const label = document.createElement("span");
-      label.textContent = item.label;
-      const value = document.createElement("span");
-      value.textContent = text;
-      p.append(swatch, label, value);
-      return p;
-    };
-    return {
-      hooks: {
-        init: (u) => {
-          box = document.createElement("div");
-          box.className = "chart-tooltip";
-          box.hidden = true;
-          u.over.append(box);
-          u.over.classList.toggle("is-link", Boolean(config.requests));
-          u.over.addEventListener("mouseleave", () => { box.hidden = true; });
-        },
-        setCursor: (u) => {
-          const at = u.cursor.idx;
-          box.hidden = at == null || u.cursor.left < 0;
-          if (box.hidden) return;
-          element.at = at;
-          const title = document.createElement("b");
-          title.textContent = head(config.x[at]);
-          const shown = config.series.filter((item) => item.y[at] != null).map((item) => [item, format(item.y[at])]);
-          const marks = marksAt(config, at).map((text) => {
-            const p = document.createElement("p");
-            p.className = "chart-mark";
-            p.textContent = text;
-            return p;
-          });
-          box.replaceChildren(title, ...shown.map(([item, text]) => line(item, text)), ...marks);
-          element.setAttribute("aria-valuenow", at);
-          element.setAttribute("aria-valuetext", [title.textContent, ...shown.map(([item, text]) => `${item.label} ${text}`), ...marks.map((p) => p.textContent)].join(", "));
-          const { left } = u.cursor;
-          const width = box.offsetWidth;
-          box.style.left = `${left + width + 14 > u.over.clientWidth ? Math.max(left - width - 14, 0) : left + 14}px`;
-        },
-      },
-    };
+  const drawMarks = (marks) => ({ ctx, bbox, valToPos }) => {
+    const unit = devicePixelRatio;
+    ctx.save();
+    ctx.fillStyle = color("ink-3");
+    for (const [, at] of marks) {
+      const x = Math.round(Math.min(valToPos(at, "x", true), bbox.left + bbox.width));
+      ctx.fillRect(x, bbox.top, unit, bbox.height);
+      ctx.fillRect(x - 4 * unit, bbox.top, 9 * unit, 4 * unit);
+    }
+    ctx.restore();
   };
 
   // The first `layers` series are stacked, the others are lines over them.
@@ -159,30 +85,16 @@
     return pen.createPattern(tile, "repeat");
   };
 
-  // Arrow keys move over the points of a chart, Enter opens the requests of one.
-  const addKeys = (element) => {
-    const show = (at) => {
-      const { drawn: u, config: { x } } = element;
-      element.at = Math.max(0, Math.min(x.length - 1, at));
-      u.setCursor({ left: u.valToPos(x[element.at], "x"), top: 0 });
-    };
-    const open = (url) => { if (url) location.assign(url); };
-    const hide = () => element.drawn.setCursor({ left: -10, top: -10 });
-    const moves = { ArrowLeft: -1, ArrowDown: -1, ArrowRight: 1, ArrowUp: 1, PageUp: 7, PageDown: -7, Home: -Infinity, End: Infinity };
-    on("focus", () => { if (element.matches(":focus-visible")) show(element.at); }, element);
-    on("blur", hide, element);
-    on("keydown", (event) => {
-      if (event.ctrlKey || event.metaKey || event.altKey) return;
-      if (event.key in moves) show(element.at + moves[event.key]);
-      else if (event.key === "Escape" && element.drawn.cursor.left >= 0) hide();
-      else if (event.key === "Enter") open(requestsOf(element.config, element.at));
-      else return;
+  // Values and requests of points: loaded when a chart is used.
+  const points = document.currentScript.src.replace("charts.js", "chart-points.");
+  const KEYS = /^(Arrow.*|Page.*|Home|End|Enter|Escape)$/;
+  const act = (event) => {
+    if (event.type === "keydown") {
+      if (!KEYS.test(event.key) || event.ctrlKey || event.metaKey || event.altKey) return;
       event.preventDefault();
-    }, element);
-    on("click", ({ pointerType }) => { // a touch shows the values first
-      const { config, drawn: { cursor } } = element;
-      if (!config.selects && pointerType !== "touch" && cursor.left >= 0) open(requestsOf(config, cursor.idx));
-    }, element);
+    }
+    const element = event.currentTarget;
+    Promise.all(["css", "js"].map((kind) => load(points + kind))).then(() => chartPoints[event.type](element, event));
   };
   // The last point with a value that is not in the future.
   const lastPoint = ({ x, series }) => {
@@ -195,7 +107,7 @@
     if (!source) return;
     const config = JSON.parse(source.textContent);
     if (element.drawn) element.drawn.destroy();
-    else addKeys(element);
+    else for (const type of ["focus", "blur", "keydown", "pointerenter", "click"]) on(type, act, element);
     Object.assign(element, { config, tabIndex: 0, at: lastPoint(config) });
     const attributes = { role: "slider", "aria-valuemin": 0, "aria-valuemax": config.x.length - 1, "aria-valuenow": element.at };
     for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
@@ -224,6 +136,7 @@
       : band ? [{ series: [band[0] + 1, band[1] + 1], fill: () => hatch(tokenOf(config.series[band[0]])) }] : [];
     const ys = config.stacked ? stackValues(config.series, layers) : config.series.map((item) => item.y);
     const [label, format] = config.unit === "usd" ? moneyIn(config) : [AXIS[config.unit], EXACT[config.unit]];
+    Object.assign(config, { format, head });
     const maxLabel = label(Math.max(...ys.flat().filter((v) => v != null), 0));
     const axis = { stroke: text, font, ticks: { show: false } };
     element.drawn = new uPlot({
@@ -240,8 +153,9 @@
       ],
       series: [{}, ...series],
       bands,
-      plugins: [tip(element, config, format, head), drawMarks(config)],
+      hooks: { draw: [drawMarks(config.marks)], setCursor: [(u) => window.chartPoints?.show(element, u)] },
     }, [config.x, ...ys], element);
+    element.drawn.over.classList.toggle("is-link", Boolean(config.requests));
   };
 
   const all = (within) => within.querySelectorAll("[data-chart]");

@@ -34,7 +34,7 @@ on("keydown", (event) => {
   $("summary", menu).focus();
 });
 
-// Panels do not refresh while the page is hidden, a field or a chart has the focus, or rows are selected. A link keeps the focus.
+// Panels do not refresh while the page is hidden, a field or chart has focus, or rows are selected. A link keeps the focus.
 const last = new WeakMap();
 on("htmx:beforeRequest", (event) => {
   const { elt, requestConfig } = event.detail;

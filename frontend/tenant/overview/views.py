@@ -25,7 +25,10 @@ PANELS = Panels(
         Panel("cache", _lazy("Prompt cache savings"), "overview/page.html#cache", usage.cache, every=60),
         Panel("stats", _lazy("Key figures"), "overview/page.html#stats", usage.stats),
         Panel("tokens", _lazy("Tokens by type"), "overview/page.html#tokens", usage.tokens, every=60),
-        Panel("first-token", _lazy("Time to first token"), "overview/page.html#first_token", usage.first_token),
+        Panel(
+            *("first-token", _lazy("Time to first token"), "overview/page.html#first_token", usage.first_token),
+            lazy=True,  # for the size of the page
+        ),
         Panel(
             "keys",
             _lazy("Top API keys by spend"),

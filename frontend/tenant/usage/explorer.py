@@ -69,7 +69,7 @@ _FILTERS: Mapping[Dimension, tuple[str, Dimension]] = {
     "member": ("member", "key"),
     "end_user": ("user", "model"),
 }
-_REQUEST_FILTERS = ("model", "key", "project", "member", "user")  # that the request log has, too
+_REQUEST_FILTERS = ("model", "key", "project", "member", "user")  # filters of the request log too
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakSet
 
@@ -165,9 +165,9 @@ class DraftModel:
             self._refuse(seq)
             return None
         # Penalties need the tokens before, which change when drafts are rejected.
-        params = replace(
-            seq.params, n=1, seed=seq.seed, logprobs=None, prompt_logprobs=None, presence_penalty=0.0,
-            frequency_penalty=0.0, repetition_penalty=1.0,
+        params = seq.params.replace(
+            n=1, seed=seq.seed, logprobs=None, prompt_logprobs=None, presence_penalty=0.0, frequency_penalty=0.0,
+            repetition_penalty=1.0,
         )  # fmt: skip
         copied = Sequence(Request(seq.request_id, seq.tokens, params, seq.request.cache_salt), None)
         copied.num_prompt_tokens = seq.num_prompt_tokens

@@ -93,6 +93,8 @@ def _read_stream(
             response.read()
             raise TestCallFailed(_error_text(model, response))
         for line in response.iter_lines():
+            if time.monotonic() - started > timeout:  # pings keep the timeout of each read from ending the call
+                raise TestCallFailed(f"{model}: the response was not complete after {timeout:.0f} seconds.")
             if not line.startswith("data: ") or line == "data: [DONE]":
                 continue
             event = json.loads(line.removeprefix("data: "))

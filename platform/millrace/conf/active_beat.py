@@ -64,7 +64,8 @@ class ActiveBeat:
         self._lock_path = data_dir / LOCK_NAME
         self._lock: LockFile | None = None
         self._place: str | None = None
-        self.fencing_number = 0  # of the lease that this process has or had
+        self.fencing_number = 0  # number of the lease that this process has or had
+        self._is_holder = False  # whether it took the lease, and has not found another holder since
         self._until = float("-inf")  # until then this process is active
         self._renew_at = float("-inf")
 
@@ -121,8 +122,10 @@ class ActiveBeat:
         row = _execute(_TAKE, {"holder": self._holder, "place": self._place, "seconds": LEASE_SECONDS})
         self._renew_at = started_at + RENEW_SECONDS
         if row is None:  # another beat is active
+            self._note_loss()
             return None
         self.fencing_number, found = int(row[0]), json.loads(row[1])
+        self._is_holder = True
         self._until = started_at + LEASE_SECONDS - MARGIN_SECONDS
         log.info("beat_active", fencing_number=self.fencing_number)
         return {str(name): str(at) for name, at in found.items()}
@@ -133,10 +136,16 @@ class ActiveBeat:
         row = _execute(_RENEW, parameters | {"last_runs": json.dumps(last_runs)})
         self._renew_at = started_at + RENEW_SECONDS
         if row is None:
-            log.warning("beat_lease_lost", fencing_number=self.fencing_number)
             self._until = float("-inf")
+            self._note_loss()
         else:
             self._until = started_at + seconds - MARGIN_SECONDS
+
+    def _note_loss(self) -> None:
+        """Report once that another beat has taken this process's lease."""
+        if self._is_holder:
+            log.warning("beat_lease_lost", fencing_number=self.fencing_number)
+        self._is_holder = False
 
     def _find_place(self) -> None:
         """Lock the file of the data directory, if no other process has it."""

@@ -43,6 +43,7 @@ class WorkScheduler(Scheduler):
         self._check_at = dict(self._checked_at)
         self._listener = WorkListener()
         self._active_beat = ActiveBeat(platform_settings().data_dir)
+        self._is_querying = False  # whether a statement may be running
         super().__init__(*args, **options)
 
     def populate_heap(self, *args: Any, **options: Any) -> None:
@@ -54,16 +55,23 @@ class WorkScheduler(Scheduler):
 
     def tick(self, *args: Any, **options: Any) -> float:
         """Send a task that is due, or wait until one may be due. Return 0, since Celery's own pause cannot be ended."""
+        self._is_querying = True
+        try:
+            self._run_tick(*args, **options)
+        finally:
+            self._is_querying = False
+        return 0.0
+
+    def _run_tick(self, *args: Any, **options: Any) -> None:
         last_runs = self._active_beat.keep(self._last_runs)
         if last_runs is not None:
             self._continue_from(last_runs)
         if not self._active_beat.is_active:
             self._wait(self._active_beat.seconds_until_renewal)
-            return 0.0
+            return
         seconds = super().tick(*args, **options)
         if seconds > 0 and (seconds := min(seconds, self.check_work())) > 0:
             self._wait(min(seconds, self._active_beat.seconds_until_renewal))
-        return 0.0
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:
         """Send the entry's task, unless this process has lost its lease. Its successor then sends it."""
@@ -74,8 +82,13 @@ class WorkScheduler(Scheduler):
             self._active_beat.renew_soon()
 
     def close(self) -> None:
-        """Let another beat become active."""
-        self._active_beat.release(self._last_runs())
+        """Let another beat become active.
+
+        Celery's signal handler calls this too, possibly during a statement. Then the connection allows no other one.
+        Celery calls this again after the tick.
+        """
+        if not self._is_querying:
+            self._active_beat.release(self._last_runs())
         super().close()
 
     def _last_runs(self) -> LastRuns:
@@ -111,12 +124,15 @@ class WorkScheduler(Scheduler):
 
     def _wait(self, seconds: float) -> None:
         """Wait for some time or until work is announced, which ends the rest of all tasks."""
+        is_in_tick, self._is_querying = self._is_querying, False
         try:
             is_announced = self._listener.wait(seconds)
         except redis.RedisError as exc:
             log.warning("broker_unreachable", error=str(exc))
             time.sleep(min(seconds, RETRY_SECONDS))
             return
+        finally:
+            self._is_querying = is_in_tick
         if is_announced:
             for name, at in self._check_at.items():
                 self._check_at[name] = min(at, self._checked_at[name] + self._interval(name))

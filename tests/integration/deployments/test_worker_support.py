@@ -98,7 +98,7 @@ def test_a_worker_without_a_replica_advertises_what_it_can_do(
         do_update_deployment("llama", kv_cache_dtype="int8")
     fields = {"dtype": "auto", "quantization": "none", "pools": "default=1", "control_tokens": "template"}
     parsers = {"tool_parser": "auto", "reasoning_parser": "auto"}
-    response = german.post("/operator/deployments/new", OPTIONS | {"name": "b"} | fields | parsers)
+    response = german.post("/operator/deployments/new/path", OPTIONS | {"name": "b"} | fields | parsers)
     assert GERMAN_REFUSAL in response.content.decode()
     worker.drain()
     worker.close()

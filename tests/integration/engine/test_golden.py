@@ -20,7 +20,7 @@ from tests.support.engine.golden import NEW_TOKENS, Golden, first_difference, re
 pytestmark = pytest.mark.timeout(600)
 
 GREEDY = SamplingParams(max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True)
-FEWER = replace(GREEDY, max_tokens=16)  # all 48 tokens of all 200 outputs: -m slow
+FEWER = GREEDY.replace(max_tokens=16)  # all 48 tokens of all 200 outputs: -m slow
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def engine(model_dir: Path, **settings: object) -> LLMEngine:
 
 def answers(llm: LLMEngine, golden: Sequence[Golden], salt: bytes = b"") -> list[list[int]]:
     for entry in golden:
-        params = replace(GREEDY, max_tokens=len(entry.tokens))
+        params = GREEDY.replace(max_tokens=len(entry.tokens))
         llm.add_request(Request(entry.id, entry.prompt_token_ids, params, salt))
     outputs = run(llm)
     return [tokens_of(outputs[entry.id]) for entry in golden]

@@ -76,8 +76,8 @@ def golden() -> list[Golden]:
 def probes(golden: list[Golden]) -> list[Request]:
     """Greedy and sampled requests. Contexts are within a split of 128 keys, or across its end by decode or prompt."""
     greedy = SamplingParams(max_tokens=NEW, temperature=0, ignore_eos=True)
-    drawn = replace(greedy, temperature=0.9, top_p=0.9, seed=7, logprobs=2)
-    params = {0: replace(greedy, prompt_logprobs=1), 120: drawn, 177: greedy, 189: greedy}
+    drawn = greedy.replace(temperature=0.9, top_p=0.9, seed=7, logprobs=2)
+    params = {0: greedy.replace(prompt_logprobs=1), 120: drawn, 177: greedy, 189: greedy}
     return [Request(golden[i].id, golden[i].prompt_token_ids, p) for i, p in params.items()]
 
 

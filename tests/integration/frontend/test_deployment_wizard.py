@@ -22,7 +22,7 @@ from millrace.apps.deployments.models import Deployment
 from tenants.actions.credentials import do_create_credential
 from tenants.models import UpstreamCredential, User
 from tests.support.engine.tiny_qwen3 import write_qwen3
-from tests.support.frontend.console import remembered
+from tests.support.frontend.console import PASSWORD, remembered
 from tests.support.rows import unscoped
 from tests.support.upstreams.protocol_server import Answer, ProtocolServer
 
@@ -159,6 +159,7 @@ def test_a_stored_credential_lists_the_models(operator: Client, server: Protocol
         ({"base_url": "http://127.0.0.1:1/v1", "allow_internal": ""}, "base_url", "The URL must begin with https://."),
         ({"base_url": "https://127.0.0.1/v1", "allow_internal": ""}, "base_url", "The address 127.0.0.1 is internal."),
         ({"base_url": ""}, "base_url", "Enter the base URL of the upstream"),
+        ({"base_url": "https://[::1/v1"}, "base_url", "Enter an http:// or https:// URL without a query."),
         ({"secret": "sk-wrong"}, "secret", "The upstream rejects the API key (status 401)"),
         ({"secret": ""}, "secret", "The upstream needs an API key (status 401)."),
         ({"secret": "two words"}, "secret", "printable ASCII characters without spaces"),
@@ -232,6 +233,26 @@ def test_a_credential_is_sent_only_after_a_recent_sign_in(broker: redis.Redis, s
     for path in (f"{NEW}/openai/models", f"{NEW}/openai"):
         assert client.post(path, fields, headers=HTMX).status_code == 401
     assert not server.received
+
+
+def test_an_api_key_is_not_stored_in_the_session(broker: redis.Redis, server: ProtocolServer) -> None:
+    """Without scripts, the form is entered again after the re-authentication."""
+    client = Client()
+    client.force_login(User.objects.create_superuser("op@example.com", PASSWORD))
+    asked = client.post(f"{NEW}/openai", fields_of(server))
+    assert asked.status_code == 302
+    assert SECRET not in str(dict(client.session.items()))
+    confirmed = client.post(asked["location"], {"password": PASSWORD, "next": f"{NEW}/openai"})
+    assert confirmed["location"] == f"{NEW}/openai"
+    assert client.get(confirmed["location"]).status_code == 200
+    assert not server.received
+
+
+@pytest.mark.parametrize("check_id", ["²", "../x", "none"])
+def test_an_unknown_fit_check_is_ignored(operator: Client, check_id: str) -> None:
+    refused = operator.post(f"{NEW}/path", {"fit_check": check_id})
+    assert refused.status_code == 422
+    assert "fit_check" not in refused.content.decode()
 
 
 def test_other_users_add_nothing(client: Client, server: ProtocolServer) -> None:

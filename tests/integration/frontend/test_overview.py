@@ -17,6 +17,7 @@ from billing.budgets.budgets import do_make_budget
 from billing.budgets.forecast import Day, Forecast, forecast_tenant
 from billing.metering import rollups, status
 from billing.models import BillingEntity, BillingProfile, Budget
+from frontend.core.charts import ChartRow
 from frontend.tenant.budgets.amounts import BudgetAmount
 from frontend.tenant.budgets.page import BudgetUsage
 from frontend.tenant.overview import keys, spend, usage
@@ -269,7 +270,7 @@ def test_at_a_months_end_the_month_is_in_the_billing_entitys_time_zone(client, a
 def test_the_table_has_the_charts_values(client, acme, member, use):
     use(acme, at=TODAY, output=1234)
     chart = panel_of(client, "tokens").chart
-    assert chart.rows[-1] == (f"{TODAY:%-d %b %Y}", ["1,234", "0", "0"])
+    assert chart.rows[-1] == ChartRow(f"{TODAY:%-d %b %Y}", ["1,234", "0", "0"], [])
     assert "1,234" in page_of(client)
 
 

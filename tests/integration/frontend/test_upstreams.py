@@ -21,7 +21,7 @@ from inference_worker.contract.upstream_limits import leases_key, limits_key
 from millrace.apps.deployments.deployments import do_add_deployment, do_update_deployment
 from millrace.apps.deployments.models import Deployment
 from millrace.apps.request_log.models import RequestRecord
-from millrace.client.testing import TestCallResult
+from millrace.client.testing import TestCallFailed, TestCallResult, send_test_call
 from tenants import actions
 from tenants.actions.credentials import do_update_credential
 from tenants.credentials.encryption import decrypt_secret
@@ -30,7 +30,7 @@ from tenants.models import UpstreamCredential, User
 from tests.support.frontend.console import meter
 from tests.support.rows import unscoped
 from tests.support.tenants.management_api import reauthenticated
-from tests.support.upstreams.fake_gateway import KEY, REQUEST_ID, fake_gateway
+from tests.support.upstreams.fake_gateway import KEY, REQUEST_ID, WAITING_MODEL, fake_gateway
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -109,7 +109,7 @@ def test_a_test_call_shows_its_answer_speed_usage_and_cost(operator: Client) -> 
     shown = " ".join(re.sub(r"<[^>]*>", " ", sent.content.decode()).split())
     assert sent.status_code == 200
     assert "Answered Hello!" in shown
-    assert re.search(r"TTFT \d+ ms Tokens/s \d+\.\d Tokens 9 input \( ?4 cached\), 3 output", shown), shown
+    assert re.search(r"TTFT [\d.]+ m?s Tokens/s \d+\.\d Tokens 9 input \( ?4 cached\), 3 output", shown), shown
     assert re.search(r"Cost \$3 ?\.00", shown), shown
 
 
@@ -122,6 +122,9 @@ def test_a_rejected_test_call_shows_the_reason(operator: Client) -> None:
     assert "sk-mr-other" not in refused.content.decode()
     empty = operator.post(f"{URL}remote/test", {"api_key": "", "prompt": "Hi"}, headers=HTMX)
     assert "API key: This field is required." in empty.content.decode()
+    invalid = operator.post(f"{URL}remote/test", {"api_key": "sk-mr-two\nlines", "prompt": "Hi"}, headers=HTMX)
+    assert "API key: Enter a valid value." in invalid.content.decode()
+    assert "sk-mr-two" not in invalid.content.decode()
 
 
 @pytest.mark.usefixtures("gateway")
@@ -132,6 +135,11 @@ def test_the_cost_of_a_test_call_that_is_not_settled_is_unknown(
     do_add_deployment("remote", engine="openai", preset="openai", upstream_model="gpt-x")
     sent = operator.post(f"{URL}remote/test", {"api_key": KEY, "prompt": "Hi"}, headers=HTMX)
     assert "Not settled yet" in sent.content.decode()
+
+
+def test_a_test_call_ends_in_time_while_pings_arrive() -> None:
+    with fake_gateway() as url, pytest.raises(TestCallFailed, match="not complete after 1 seconds"):
+        send_test_call(url, KEY, WAITING_MODEL, "Hi", stream=True, timeout=1)
 
 
 def test_the_test_page_shows_what_a_deployment_still_needs(operator: Client) -> None:

@@ -25,7 +25,7 @@ CHECK = "model m"
 
 
 @pytest_asyncio.fixture
-async def gateway() -> AsyncIterator[Gateway]:
+async def gateway(broker: redis.Redis) -> AsyncIterator[Gateway]:
     settings = env.load(PlatformSettings, {**os.environ, "MILLRACE_MODELS": "m=embedded"})
     gateway = Gateway(settings, {})
     yield gateway

@@ -38,6 +38,17 @@ async def test_events_are_received_in_order(broker: redis.Redis) -> None:
     assert await reader == wanted
 
 
+async def test_an_event_ends_all_waits(broker: redis.Redis) -> None:
+    """The end of a request may wait for events that the request itself still waits for."""
+    buffer = EventBuffer(broker, "req_1")
+    readers = [asyncio.create_task(take(buffer, 1)) for _ in range(2)]
+    await asyncio.sleep(0)
+    for event in events(2):
+        buffer.put(event)
+    taken = [event for reader in readers for event in await reader]
+    assert sorted(taken, key=lambda event: event.seq) == events(2)
+
+
 async def test_a_slow_reader_is_refilled_from_the_log_and_memory_stays_bounded(broker: redis.Redis) -> None:
     buffer = EventBuffer(broker, "req_1")
     wanted = events(3 * BUFFERED_EVENTS)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -181,5 +182,24 @@ async def test_a_process_that_hangs_in_a_measurement_is_replaced(
         await eventually_async(lambda: models["cheap"].tokenizer.is_template_cheap is not None)
         assert models["cheap"].tokenizer.is_template_cheap is False
         await eventually_async(lambda: pool.is_current)
+    finally:
+        await pool.stop()
+
+
+async def test_another_template_of_a_served_version_is_not_measured_by_processes_with_the_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompt_pool, "WORK_SECONDS", 60)
+    for name in ("earlier", "later"):
+        (tmp_path / name).mkdir()
+    earlier = make_model("cheap", tmp_path / "earlier")
+    later = replace(make_model("endless", tmp_path / "later"), name="cheap")
+    pool = PromptPool({"cheap": earlier}, 1)
+    await pool.start()
+    try:
+        await eventually_async(lambda: earlier.tokenizer.is_template_cheap)
+        pool.replace_models([earlier, later])
+        await eventually_async(lambda: later.tokenizer.is_template_cheap is not None)
+        assert later.tokenizer.is_template_cheap is False
     finally:
         await pool.stop()

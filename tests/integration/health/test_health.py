@@ -23,7 +23,6 @@ from billing.models import (
     BudgetPeriod,
     Invoice,
     Period,
-    PriceVersion,
     Reconciliation,
     UsageQuarantine,
 )
@@ -302,10 +301,12 @@ def test_quarantine_and_reconciliation() -> None:
 
 
 @pytest.mark.usefixtures("well")
-def test_scheduled_prices_that_have_not_taken_effect(client: Client) -> None:
+def test_scheduled_prices_that_have_not_taken_effect(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     operator = User.objects.create_superuser("op@example.com", PASSWORD)
     prices = Proposal((NewPrice("m", Tier.STANDARD, Component.OUTPUT, 10**9),))
-    version = do_publish_as_sole_operator(do_propose_prices(prices, created_by=operator), by=operator)
+    with monkeypatch.context() as patch:
+        patch.setattr("billing.pricing.prices._read_clock", lambda: datetime.now(UTC) - timedelta(days=1))
+        version = do_publish_as_sole_operator(do_propose_prices(prices, created_by=operator), by=operator)
     due = version.effective_from
     assert due is not None
 
@@ -318,9 +319,6 @@ def test_scheduled_prices_that_have_not_taken_effect(client: Client) -> None:
     (issue,) = found_at(PRICES_LATE + timedelta(minutes=1))
     assert (issue.subject, issue.urgent) == ("", True)
     assert issue.title == "1 scheduled price version has not taken effect, oldest 3\xa0minutes"
-    with all_tenants_scope(BypassReason.PRICES):
-        early = due - timedelta(days=1)
-        PriceVersion.objects.update(effective_from=early, decided_at=early - PriceVersion.SOLE_OPERATOR_DELAY)
     client.force_login(operator)
     page = client.get("/operator/health/panels/issues").content.decode()
     assert issue.todo in page

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import redis
 from django.db import OperationalError, connection
+from structlog.testing import CapturingLogger
 
 from millrace.apps.health.models import BeatLease
 from millrace.conf import active_beat
@@ -87,6 +88,22 @@ def test_one_of_two_beats_is_active_and_the_other_follows(make_beat: Callable[[s
     assert first.keep(lambda: {DAILY: "of a late holder"}) is None  # it finds that it has lost the lease
     assert not first.is_active
     assert (row().fencing_number, row().last_runs) == (2, {DAILY: "2026-12-01T04:00:00+00:00"})
+
+
+def test_a_beat_that_was_stopped_for_longer_than_its_lease_reports_its_loss_once(
+    make_beat: Callable[[str], ActiveBeat], clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = make_beat("a"), make_beat("b")
+    first.keep(dict)
+    expire()
+    second.keep(dict)
+    logs = CapturingLogger()
+    monkeypatch.setattr(active_beat, "log", logs)
+    clock.now += LEASE_SECONDS
+    for _ in range(3):
+        assert first.keep(dict) is None
+        clock.now += RENEW_SECONDS
+    assert [call.args for call in logs.calls] == [("beat_lease_lost",)]
 
 
 def test_a_beat_that_cannot_renew_stops_before_its_lease_ends(
@@ -210,3 +227,24 @@ def test_a_beat_that_loses_its_lease_stops_sending(
     clock.now += LEASE_SECONDS
     scheduler.apply_entry(scheduler.schedule[DAILY])
     assert sent == [DAILY]
+
+
+def test_a_signal_during_a_statement_starts_no_other_one(
+    make_beat: Callable[[str], ActiveBeat], sent: list[str], broker: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection is locked during a statement, and its thread would wait for itself."""
+    scheduler, execute = make_scheduler(make_beat("a")), active_beat._execute
+    statements: list[str] = []
+
+    def execute_with_signal(statement: str, parameters: Any) -> Any:
+        statements.append(statement)
+        if len(statements) == 1:
+            scheduler.close()  # as Celery's signal handler does
+        return execute(statement, parameters)
+
+    monkeypatch.setattr(active_beat, "_execute", execute_with_signal)
+    scheduler.tick()
+    assert statements == [active_beat._TAKE]
+    scheduler.close()  # as Celery does after the tick
+    assert statements == [active_beat._TAKE, active_beat._RENEW]
+    assert make_beat("b").keep(dict) is not None

@@ -49,9 +49,21 @@ def test_an_overdue_reply_is_not_that_of_the_next_call(commands: ThreadCommands)
     assert commands.exchange([("ECHO", "own")]) == [b"own"]
 
 
+def test_an_interrupted_handshake_leaves_no_connection(
+    commands: ThreadCommands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt  # as the end of the process, in the main thread
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(commands._connection, "read_response", interrupt)
+        commands.exchange([("PING",)])
+    assert commands.exchange([("ECHO", "own")]) == [b"own"]
+
+
 def test_a_command_that_cannot_be_sent_does_not_shift_the_replies(commands: ThreadCommands) -> None:
     with pytest.raises(TypeError):
-        commands.exchange([("PING",), ("SET", "a", None)])  # type: ignore[list-item]
+        commands.exchange([("PING",), ("SET", "a", None)])
     assert commands.exchange([("ECHO", "own")]) == [b"own"]
 
 

@@ -46,9 +46,11 @@ def test_a_wait_ends_when_an_execution_is_sent(
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    eventually(lambda: any(client["cmd"] == "blpop" for client in broker.client_list()))
-    broker.rpush(LIST, encode(("req_1", 0, 1)))
-    waiting.join()
+    try:
+        eventually(lambda: any(client["cmd"] == "blpop" for client in broker.client_list()))
+    finally:
+        broker.rpush(LIST, encode(("req_1", 0, 1)))
+        waiting.join()
     assert received == [("req_1", 0, 1)]
 
 

@@ -125,7 +125,11 @@ def take_back(event: UsageEvent, at: datetime) -> None:
 
 def make_months(first: int = 9, last: int = 12) -> None:
     """Create the partitions of the months of 2026 that tests of invoices use."""
-    months = [date(2026, month, 1) for month in range(first, last + 1)]
+    make_partitions([date(2026, month, 1) for month in range(first, last + 1)])
+
+
+def make_partitions(months: list[date]) -> None:
+    """Create the missing partitions of these months. A new database has those of the previous month and later."""
     with all_tenants_scope(BypassReason.HOUSEKEEPING), connection.cursor() as cursor:
         cursor.execute("SELECT billing_create_partitions(%s)", [months])
 

@@ -39,6 +39,7 @@ def use_last_month(tenant: Tenant) -> Tenant:
     """Add usage of the last month, and an operator."""
     key, _ = actions.do_create_api_key(only_project(tenant), "k")
     version, first = books.rate_card(), last_month()
+    books.make_partitions([first.date()])
     for number in range(3):
         counts = {"uncached": 1_000_001, "cache_read": 2_000_003 + number, "output": 300_007}
         at = first + timedelta(days=number)

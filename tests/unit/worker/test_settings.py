@@ -13,7 +13,8 @@ from inference_worker.contract.engine_config import CPU_PROFILES, PROFILES, Engi
 from inference_worker.contract.output_formats import REASONING_FORMATS, TOOL_FORMATS
 from inference_worker.contract.settings import ModelSpec, WorkerSettings, format_models, parse_models
 from inference_worker.contract.worker_names import read_worker_id
-from inference_worker.worker.worker import find_draft_model, on_demand_specs, step_limits, worker_name
+from inference_worker.worker.engine_options import find_draft_model, step_limits
+from inference_worker.worker.worker import on_demand_specs, worker_name
 
 
 def settings(**values: object) -> WorkerSettings:

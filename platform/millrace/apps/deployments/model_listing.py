@@ -16,7 +16,7 @@ from tenants.actions.common import FieldRefused
 from tenants.actions.credentials import check_secret
 from tenants.credentials.encryption import NoEncryptionKey, decrypt_secret
 from tenants.isolation.db_roles import BypassReason
-from tenants.isolation.scopes import all_tenants_scope
+from tenants.isolation.scopes import all_tenants_scope, release_connection
 from tenants.models import UpstreamCredential
 from tenants.webhooks.posting import describe_failure, exchange
 from tenants.webhooks.targets import TargetRefused
@@ -31,10 +31,9 @@ _REJECTED, _NO_LIST = (401, 403), (404, 405, 501)
 
 
 class ListedModels(NamedTuple):
-    """The names of an upstream's models. `is_listed` is false if the upstream has no list."""
+    """The names of an upstream's models; none if the upstream has no list."""
 
     names: tuple[str, ...]
-    is_listed: bool = True
 
 
 class _Model(msgspec.Struct):
@@ -72,6 +71,7 @@ def list_upstream_models(row: Deployment, secret: str | None) -> ListedModels:
         headers[preset.auth_header] = preset.auth_prefix + secret
     url = f"{row.source}/models{_ANTHROPIC_PAGE if row.engine == UpstreamEngine.ANTHROPIC else ''}"
     hosts = (urlsplit(row.source).hostname or "",) if row.allow_internal else ()
+    release_connection()
     try:
         status, body = exchange(
             "GET", url, headers, None, private_hosts=hosts, seconds=CHECK_SECONDS, max_bytes=MAX_RESPONSE_BYTES
@@ -85,7 +85,7 @@ def list_upstream_models(row: Deployment, secret: str | None) -> ListedModels:
         field = "credential_id" if row.credential_id is not None else "secret"
         raise FieldRefused(field, "rejected", _describe_rejection(status, body, secret))
     if status in _NO_LIST:
-        return ListedModels((), is_listed=False)
+        return ListedModels(())
     if status != 200:
         message = Text("The upstream responded with the status %(status)s. Check the base URL.", status=str(status))
         raise FieldRefused("base_url", "unexpected", message)
@@ -115,7 +115,7 @@ def _describe_rejection(status: int, body: bytes, secret: str) -> str:
     if not secret:
         return Text("The upstream needs an API key (status %(status)s).", status=str(status))
     try:
-        reason = msgspec.json.decode(body, type=_Error).error.message[:MAX_REASON_LENGTH].replace(secret, "…")
+        reason = msgspec.json.decode(body, type=_Error).error.message.replace(secret, "…")[:MAX_REASON_LENGTH]
     except msgspec.DecodeError:
         reason = ""
     if not reason:

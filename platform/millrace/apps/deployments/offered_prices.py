@@ -20,7 +20,7 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import User
 
-MAX_DRAFTS = 5  # of a model, that are returned
+MAX_DRAFTS = 5  # returned drafts of a model
 
 
 def unpriced_names(names: Iterable[str]) -> set[str]:

@@ -167,9 +167,13 @@ def check_base_url(row: Deployment, preset: UpstreamPreset) -> None:
     row.source = (row.source or preset.base_url).rstrip("/")
     if not row.source:
         raise FieldRefused("base_url", "invalid", Text("Enter the base URL of the upstream, such as https://host/v1."))
-    parts = urlsplit(row.source)
+    invalid = FieldRefused("base_url", "invalid", Text("Enter an http:// or https:// URL without a query."))
+    try:
+        parts = urlsplit(row.source)
+    except ValueError as exc:
+        raise invalid from exc
     if parts.query or parts.scheme not in ("https", "http"):
-        raise FieldRefused("base_url", "invalid", Text("Enter an http:// or https:// URL without a query."))
+        raise invalid
     try:
         parse(row.source, (parts.hostname or "",) if row.allow_internal else ())
     except (TargetRefused, ValueError) as exc:

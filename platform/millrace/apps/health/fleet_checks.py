@@ -20,7 +20,7 @@ QUEUE_SHARE = 3  # a request waits too long after a third of the maximum wait
 MAX_HIT_RATE_DIFFERENCE = 0.1  # predicted minus real cache hit rate of a replica that is acceptable
 MAX_NAMESAKES = 5  # workers with one name that an issue lists
 MAX_VARIANTS = 5  # replicas of one deployment that an issue lists
-DIGITS = 8  # of the identities of files
+DIGITS = 8  # digits of an identity of files that an issue shows
 SETTLEMENT_LATE_MS = 60_000
 
 

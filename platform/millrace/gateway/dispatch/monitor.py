@@ -71,7 +71,7 @@ class DispatchMonitor:
         self._pauses = Poll(activity)
         self._broker = dispatcher.broker
         self._replicas = dispatcher.replicas
-        self._exchanges = 0  # of heartbeats, since the start
+        self._exchanges = 0  # number of heartbeats since the start
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:

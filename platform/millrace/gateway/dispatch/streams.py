@@ -88,7 +88,7 @@ class EventBuffer:
         self._broker = broker
         self._request_id = request_id
         self._events: deque[LogEvent] = deque()
-        self._waiter: asyncio.Future[None] | None = None  # of the request, while it waits for an event
+        self._waiters: list[asyncio.Future[None]] = []  # waits for an event, of the request and of its end
         self._next_seq = 0  # sequence number of the next event to return
         self._must_read_log = False  # events are missing in the buffer
         self._failure: Failed | None = None  # a failure that is not in the log
@@ -135,12 +135,12 @@ class EventBuffer:
         self.is_read = False
 
     def _wake(self) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        while self._waiters:
+            if not (waiter := self._waiters.pop()).done():
+                waiter.set_result(None)
 
     async def get(self) -> LogEvent:
-        """Wait for the next event and return it. Only one task may wait."""
+        """Wait for the next event and return it."""
         while not self._events:
             if self._must_read_log:
                 await self._read_log()
@@ -149,8 +149,9 @@ class EventBuffer:
             if self._failure is not None:
                 self.is_read = True
                 return self._failure
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            await waiter
         self._next_seq += 1
         event = self._events.popleft()
         if isinstance(event, _LAST):

@@ -167,9 +167,10 @@ class CatalogUpdater:
         for name in self._models.keys() - names:
             del self._models[name]
             log.info("deployment_removed", model=name)
-        for unwanted in (self._next, self.failures):
-            for name in unwanted.keys() - names:
-                del unwanted[name]
+        for name in self._next.keys() - names:
+            del self._next[name]
+        for name in self.failures.keys() - names:
+            del self.failures[name]
         self._loading.clear()
         self._loading.update(names - self._models.keys())
 

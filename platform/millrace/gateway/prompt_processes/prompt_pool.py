@@ -36,6 +36,7 @@ READY_SECONDS = 120.0
 MAX_GROWTH_BYTES = 24 * 2**20  # growth of a process until it is replaced
 MEASUREMENTS = 0  # the tenant of measurements in the queue; it is no tenant's ID
 MAX_PAUSE_SECONDS = 30.0  # between starts of a process that does not become ready
+OUTDATED_SECONDS = 0.1  # between checks whether an outdated process is left
 _ENVIRON = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "HOME", "SYSTEMROOT", "LD_LIBRARY_PATH")  # no secrets
 _decode = msgspec.msgpack.Decoder(Result).decode
 _encode = msgspec.msgpack.Encoder().encode
@@ -118,7 +119,9 @@ class PromptPool:
         self._measurement = asyncio.create_task(self._measure_each(list(models)))
 
     async def _measure_each(self, models: list[ServedModel]) -> None:
-        for model in models:
+        while self._outdated:  # such a process may have another template of the same deployment
+            await asyncio.sleep(OUTDATED_SECONDS)
+        for model in {each.key: each for each in models}.values():  # the last one of a key, as in the processes
             tokenizer = model.tokenizer
             if model.upstream is not None or not tokenizer.has_chat_template or tokenizer.is_template_cheap is not None:
                 continue

@@ -18,9 +18,10 @@ def prepare(world: World) -> None:
     from billing.payments.recording import Received, do_record_payment
     from tenants.isolation.db_roles import BypassReason
     from tenants.isolation.scopes import all_tenants_scope
-    from tests.support.billing.books import newest_closable_month
+    from tests.support.billing.books import make_partitions, newest_closable_month
 
     start = newest_closable_month() + timedelta(seconds=1)
+    make_partitions([start.date()])
     for state in ("populated", "over"):
         tenant, key, project = world.tenants[state], world.keys[state][0], world.projects[state]
         do_grant_credit(tenant, CreditGrant.GrantType.PROMOTIONAL, 10**9, starts_at=start, note="Welcome")

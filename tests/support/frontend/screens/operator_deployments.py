@@ -6,7 +6,7 @@ from tests.support.frontend.console import Screen, World, register
 
 NAME = "bring-your-own"
 UPSTREAM = "remote"
-FORMS = ("price", "edit", "load", "drain", "unload", "remove", "test")
+FORMS = {"price": 18, "edit": 14, "load": 14, "drain": 14, "unload": 14, "remove": 14, "test": 18}  # with their queries
 
 
 def prepare(world: World) -> None:
@@ -22,20 +22,19 @@ def prepare(world: World) -> None:
 
 register(
     Screen("operator-deployments", "/operator/deployments/", queries=40, who="operator", states=("populated", "error")),
+    Screen("operator-deployments-new", "/operator/deployments/new", 10, who="operator", states=("populated",)),
     *(
         Screen(
-            f"operator-deployments-new{step.replace('/', '-')}",
-            f"/operator/deployments/new{step}",
-            14,
-            "operator",
-            ("populated",),
+            f"operator-deployments-new-{source}", f"/operator/deployments/new/{source}", 14, "operator", ("populated",)
         )
-        for step in ("", "/catalog", "/path", "/openai", "/anthropic", "/managed")
+        for source in ("catalog", "path", "openai", "anthropic", "managed")
     ),
     Screen("operator-upstreams-edit", f"/operator/deployments/{UPSTREAM}/edit", 14, "operator", ("populated",)),
     *(
-        Screen(f"operator-deployments-{form}", f"/operator/deployments/{NAME}/{form}", 22, "operator", ("populated",))
-        for form in FORMS
+        Screen(
+            f"operator-deployments-{form}", f"/operator/deployments/{NAME}/{form}", queries, "operator", ("populated",)
+        )
+        for form, queries in FORMS.items()
     ),
     prepare=prepare,
 )

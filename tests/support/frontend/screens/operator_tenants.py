@@ -88,7 +88,7 @@ register(
         "operator-tenants-near", "/operator/tenants/?show=near&sort=name", 24, who="operator", states=("populated",)
     ),
     Screen("operator-tenants-new", "/operator/tenants/new", queries=10, who="operator", states=("populated",)),
-    Screen("operator-tenants-detail", "/operator/tenants/{tenant}/", queries=75, who="operator"),
+    Screen("operator-tenants-detail", "/operator/tenants/{tenant}/", queries=79, who="operator"),
     *(form(name) for name in ("suspend", "resume", "book", "invite", "view")),
     Screen(
         "operator-tenants-raise",

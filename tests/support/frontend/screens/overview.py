@@ -12,7 +12,7 @@ def prepare(world: World) -> None:
 
 
 register(
-    Screen("overview", "/t/{slug}/", queries=58),
+    Screen("overview", "/t/{slug}/", queries=54),
     Screen("search", "/t/{slug}/search", queries=12, states=("populated",)),
     Screen("shortcuts", "/t/{slug}/shortcuts", queries=10, states=("populated",)),
     prepare=prepare,

@@ -20,11 +20,11 @@ def prepare(world: World) -> None:
 
 
 register(
-    Screen("usage", "/t/{slug}/usage/", queries=32),
-    Screen("usage-explorer", "/t/{slug}/usage/explorer/?group=key", queries=30),
-    Screen("usage-explorer-users", "/t/{slug}/usage/explorer/?group=end_user", 30, states=("populated",)),
-    Screen("usage-explorer-success", "/t/{slug}/usage/explorer/?measure=success&range=12w", 30, states=("populated",)),
-    Screen("usage-routes", "/t/{slug}/usage/?range=7d&group=route&model=smollm2-135m", 25, states=("populated",)),
+    Screen("usage", "/t/{slug}/usage/", queries=40),
+    Screen("usage-explorer", "/t/{slug}/usage/explorer/?group=key", queries=38),
+    Screen("usage-explorer-users", "/t/{slug}/usage/explorer/?group=end_user", 38, states=("populated",)),
+    Screen("usage-explorer-success", "/t/{slug}/usage/explorer/?measure=success&range=12w", 38, states=("populated",)),
+    Screen("usage-routes", "/t/{slug}/usage/?range=7d&group=route&model=smollm2-135m", 33, states=("populated",)),
     prepare=prepare,
     theirs={"export": lambda world: world.rows["populated.export"]},
 )
