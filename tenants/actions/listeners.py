@@ -64,7 +64,7 @@ def do_open_listener(
     with locked_tenant(tenant) as locked:
         rows = WebhookEndpoint.objects.for_tenant(locked).filter(kind=WebhookEndpoint.Kind.LISTENER)
         row = rows.select_for_update().filter(url=url, device=device).first()
-        before = row and audit.serialize_for_audit(row)
+        before = None if row is None else audit.serialize_for_audit(row)
         if row is None:
             if rows.count() >= MAX_LISTENERS:
                 raise Conflict(

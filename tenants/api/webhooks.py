@@ -131,8 +131,11 @@ class ListenerResultSerializer(serializers.Serializer[Any]):
 
 
 class ListenerPollSerializer(StrictSerializer):
-    results = ListenerResultSerializer(
-        many=True, required=False, max_length=listeners.MAX_POLLED, help_text="Results of polled deliveries."
+    results = serializers.ListField(
+        child=ListenerResultSerializer(),
+        required=False,
+        max_length=listeners.MAX_POLLED,
+        help_text="Results of polled deliveries.",
     )
     max_deliveries = serializers.IntegerField(
         min_value=0,

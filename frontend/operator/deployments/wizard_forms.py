@@ -61,7 +61,7 @@ class NewUpstreamForm(UpstreamForm):
             unused: fields that this kind of server does not have.
         """
         super().__init__(data, None, credentials)
-        self.engine = engine
+        self.upstream_engine = engine
         for name in ("engine", *unused):
             del self.fields[name]
         protocol = UpstreamEngine.ANTHROPIC if engine == UpstreamEngine.ANTHROPIC else UpstreamEngine.OPENAI
@@ -73,7 +73,7 @@ class NewUpstreamForm(UpstreamForm):
 
     def clean(self) -> dict[str, Any]:
         """Return the fields as options of the action."""
-        return super().clean() | {"engine": self.engine.value}
+        return super().clean() | {"engine": self.upstream_engine.value}
 
 
 @dataclass(frozen=True)

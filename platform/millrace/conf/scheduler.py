@@ -38,6 +38,8 @@ RETRY_SECONDS = 1.0  # after Valkey could not be reached
 class WorkScheduler(Scheduler):
     """Sends the tasks that are due and have work, while this process is the active beat."""
 
+    _heap: list[Any] | None  # of Celery's events; None: to be computed
+
     def __init__(self, *args: Any, **options: Any) -> None:
         self._checked_at = dict.fromkeys(WORK_CHECKS, float("-inf"))  # monotonic
         self._check_at = dict(self._checked_at)
@@ -49,8 +51,7 @@ class WorkScheduler(Scheduler):
     def populate_heap(self, *args: Any, **options: Any) -> None:
         """Leave the entries with a check to `check_work`."""
         super().populate_heap(*args, **options)
-        heap: list[Any] = self._heap  # type: ignore[has-type]
-        self._heap = [event for event in heap if event.entry.name not in WORK_CHECKS]
+        self._heap = [event for event in self._heap or () if event.entry.name not in WORK_CHECKS]
         heapq.heapify(self._heap)
 
     def tick(self, *args: Any, **options: Any) -> float:
