@@ -6,6 +6,7 @@ mkdocs.yml names this file. The marks of code blocks are those of tests/support/
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ def on_config(config: Any) -> Any:
     """Add the decision records to the navigation, in the order of their numbers."""
     docs = Path(config["docs_dir"])
     records = sorted((docs / "explanation" / "adr").glob("[0-9]*.md"))
-    decisions = next(entry["Decisions"] for entry in config["nav"] if "Decisions" in entry)
+    decisions = next(pages for name, pages in _sections(config["nav"]) if name == "Decisions")
     decisions.extend(str(record.relative_to(docs)) for record in records)
     return config
 
@@ -39,6 +40,15 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     """Replace the marks of generated parts, screenshots and code blocks, which the site's Markdown does not know."""
     page = screenshots.with_screenshots(with_parts(markdown), screenshots.available())
     return _MARK.sub(_replace, page)
+
+
+def _sections(entries: list[Any]) -> Iterator[tuple[str, list[Any]]]:
+    """Yield the name and the entries of each section of the navigation, at any depth."""
+    for entry in entries:
+        for name, part in entry.items() if isinstance(entry, dict) else ():
+            if isinstance(part, list):
+                yield name, part
+                yield from _sections(part)
 
 
 def _replace(match: re.Match[str]) -> str:

@@ -57,6 +57,12 @@ def pages_of(entry: object) -> list[str]:
     return [page for part in parts for page in pages_of(part)]
 
 
+def navigation_tabs() -> dict[str, list[str]]:
+    """Return the tabs of the site, each with its pages in order."""
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    return {name: pages_of(part) for tab in yaml.safe_load(text)["nav"] for name, part in tab.items()}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
     text = re.sub(r"`[^`\n]*`", "", FENCE.sub("", page.read_text(encoding="utf-8")))
@@ -71,18 +77,25 @@ def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
 
 
 def test_the_navigation_of_the_site_has_every_page_once() -> None:
-    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    navigation = pages_of(yaml.safe_load(text)["nav"])
+    navigation = [page for pages in navigation_tabs().values() for page in pages]
     pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
     records = {page for page in pages if re.match(r"explanation/adr/\d", page)}  # tools/site_hooks.py adds them
     assert sorted(navigation) == sorted(pages - records)
 
 
-def test_the_documentation_map_lists_every_page_once() -> None:
+def test_the_navigation_has_a_tab_for_each_reader() -> None:
+    tabs = ["Start", "Use the API", "Run it", "Bill it", "Reference", "How it works", "Contribute"]
+    assert list(navigation_tabs()) == tabs
+
+
+def test_the_documentation_map_equals_the_navigation() -> None:
     text = (DOCS / "index.md").read_text(encoding="utf-8")
-    listed = [path for path, _ in LINK.findall(text) if path.endswith(".md")]
-    pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")} - {"index.md"}
-    assert sorted(listed) == sorted(page for page in pages if not re.match(r"explanation/adr/\d", page))
+    row = re.compile(r"^\| \[[^\]]+\]\(([^)#]+\.md)\) \|", re.MULTILINE)
+    sections = re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    mapped = {name: row.findall(section) for name, section in sections if row.search(section)}
+    tabs = {name: [page for page in pages if page != "index.md"] for name, pages in navigation_tabs().items()}
+    assert list(mapped) == list(tabs)
+    assert mapped == tabs
 
 
 def test_every_page_named_in_a_file_exists() -> None:
