@@ -115,28 +115,31 @@ def do_void(invoice: Invoice, reason: str, now: datetime | None = None) -> Invoi
     """
     with booking(invoice.tenant_id):
         row = _lock_billed(invoice)
-        if row.sells_credit:
-            raise Conflict(Text("A purchase of prepaid credit cannot be voided. Refund its payment instead."))
-        if ReratedInvoice.objects.for_tenant(row.tenant_id).filter(note=row).exists():
-            raise Conflict(
-                Text(
-                    "%(number)s is a note of a re-rating. Apply another re-rating to change its prices back.",
-                    number=row.number,
-                )
-            )
-        paid_by_credit = row.state == Invoice.State.PAID and row.total == row.prepaid
-        is_unpaid = row.state == Invoice.State.OPEN and sum_outstanding(row) == row.total - row.prepaid
-        has_notes = debits_and_credits(row).exclude(state=Invoice.State.VOID).exists()
-        if row.is_credit_note or not (is_unpaid or paid_by_credit) or has_notes:
-            raise Conflict(
-                Text("Only open invoices without payments or credits can be voided. Issue a credit note instead.")
-            )
+        if (obstacle := find_void_obstacle(row)) is not None:
+            raise Conflict(obstacle)
         credits.do_give_back(row)
         OneOffLine.objects.for_tenant(row.tenant_id).filter(invoice=row).update(invoice=None)
         cancellation = _cancel(row, reason, now)
         _end(row, Invoice.State.VOID, "invoice.voided", reason)
         emit_voided(row, str(cancellation.number))
     return row
+
+
+def find_void_obstacle(row: Invoice) -> Text | None:
+    """Return why an invoice cannot be voided, or None."""
+    if row.sells_credit:
+        return Text("A purchase of prepaid credit cannot be voided. Refund its payment instead.")
+    if ReratedInvoice.objects.for_tenant(row.tenant_id).filter(note=row).exists():
+        return Text(
+            "%(number)s is a note of a re-rating. Apply another re-rating to change its prices back.",
+            number=row.number,
+        )
+    paid_by_credit = row.state == Invoice.State.PAID and row.total == row.prepaid
+    is_unpaid = row.state == Invoice.State.OPEN and sum_outstanding(row) == row.total - row.prepaid
+    has_notes = debits_and_credits(row).exclude(state=Invoice.State.VOID).exists()
+    if row.is_credit_note or not (is_unpaid or paid_by_credit) or has_notes:
+        return Text("Only open invoices without payments or credits can be voided. Issue a credit note instead.")
+    return None
 
 
 def _cancel(invoice: Invoice, reason: str, now: datetime | None) -> Invoice:

@@ -148,7 +148,7 @@ class LLMEngine:
 
     @property
     def computes_with(self) -> str:
-        """The line of the log about instruction sets, threads, weights, kernels, attention and KV cache."""
+        """Return the log's line about instruction sets, threads, weights, kernels, attention and KV cache."""
         return self._runner.computes_with
 
     def add_request(self, request: Request) -> None:

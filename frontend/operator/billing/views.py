@@ -13,7 +13,13 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from billing.currencies.amounts import decimal_cents, dollars, minor_digits, nano_a_cent
-from billing.invoicing.corrections import can_claim_relief, do_claim_tax_relief, do_void, do_write_off
+from billing.invoicing.corrections import (
+    can_claim_relief,
+    do_claim_tax_relief,
+    do_void,
+    do_write_off,
+    find_void_obstacle,
+)
 from billing.invoicing.drafts import notes_on
 from billing.invoicing.finalizing import do_finalize
 from billing.invoicing.lines import lines_of
@@ -113,12 +119,11 @@ def _possible(ctx: PageContext, found: Invoice) -> dict[str, str]:
     """Return the URLs of the actions by name; empty if the action is not possible in this state."""
     draft, is_open = found.state == Invoice.State.DRAFT, found.state == Invoice.State.OPEN
     paid, billed = found.state == Invoice.State.PAID, not found.is_credit_note
-    untouched = billed and is_open and sum_outstanding(found) == found.total and not notes_on(found).exists()
     able = {
         "finalize": draft and found.complete,
         "payment": billed and is_open,
         "credit-note": billed and (is_open or paid),
-        "void": untouched,
+        "void": billed and (is_open or paid) and find_void_obstacle(found) is None,
         "write-off": billed and is_open,
         "claim-tax-relief": billed and can_claim_relief(found),
     }

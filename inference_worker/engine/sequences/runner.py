@@ -63,6 +63,10 @@ class Runner(Protocol):
         """Return why the model uses a slower backend than the machine's default, or None."""
 
     @property
+    def computes_with(self) -> str:
+        """Return the log's line about instruction sets, threads, weights, kernels, attention and KV cache."""
+
+    @property
     def roofline(self) -> Roofline:
         """Return the costs of a step on the device."""
 

@@ -14,6 +14,7 @@ from django.test import Client
 
 from billing.invoicing.one_off_lines import do_add_one_off_line
 from billing.invoicing.preview import preview
+from billing.ledger.credits import do_grant_credit
 from billing.ledger.ledger import balance
 from billing.models import (
     Account,
@@ -246,6 +247,18 @@ def test_an_invoice_is_voided_or_written_off(operator: Client, acme: Tenant, dee
     (entry,) = unscoped(AuditEntry).filter(action=verb)
     assert (entry.after["reason"], entry.actor) == ("Wrong tenant", "op@example.com")
     send(operator, f"/operator/billing/{bill.pk}/{deed}", 422, typed=bill.number, reason="Again")
+
+
+@pytest.mark.django_db
+def test_an_invoice_that_credit_paid_can_be_voided(operator: Client, acme: Tenant) -> None:
+    do_grant_credit(acme, CreditGrant.GrantType.PROMOTIONAL, 1000 * 10**9, starts_at=last_month())
+    bill = final(operator)
+    assert bill.state == Invoice.State.PAID
+    page, void = f"/operator/billing/{bill.pk}", f"/operator/billing/{bill.pk}/void"
+    assert void in operator.get(page).content.decode()
+    send(operator, void, typed=bill.number, reason="Wrong tenant")
+    assert unscoped(Invoice).get(pk=bill.pk).state == Invoice.State.VOID
+    assert void not in operator.get(page).content.decode()
 
 
 @pytest.mark.django_db

@@ -91,6 +91,7 @@ class FakeRunner:
         self.async_scheduling = False
         self.attention_choice = BackendChoice("fake")
         self.slow = None
+        self.computes_with = ""
         self.roofline = Roofline.of(TINY, weight_bytes=4, kv_value_bytes=4)
         self.choose = choose
         self.steps: list[dict[str, int]] = []  # request id -> tokens computed
