@@ -133,7 +133,7 @@ class CatalogUpdater:
         self.failures: dict[str, str] = {}  # name -> why the wanted version cannot be loaded
         self._tasks: list[asyncio.Task[None]] = []
         self.wanted: WantedDeployments | None = None
-        self.is_loaded = False  # whether the wanted deployments were read once
+        self.is_loaded = False  # whether the wanted deployments were read and tried once
 
     async def start(self) -> None:
         self._tasks = [asyncio.create_task(self._run())]
@@ -154,7 +154,6 @@ class CatalogUpdater:
     async def update(self) -> None:
         """Read the wanted deployments, and change the catalog as far as the replicas allow."""
         self.wanted = await _read(self._broker) or self.wanted
-        self.is_loaded = True
         wanted = self.wanted or _configured(self._specs)
         own = [each.spec.key for each in wanted.deployments if each.spec.upstream is None]
         published = await self._bundles.read_published(own)
@@ -173,6 +172,7 @@ class CatalogUpdater:
             del self.failures[name]
         self._loading.clear()
         self._loading.update(names - self._models.keys())
+        self.is_loaded = True
 
     async def _load_wanted(self, each: WantedDeployment, published: PublishedManifest | None) -> bool:
         """Load the wanted version of a deployment if it is new. Return whether it was loaded."""
