@@ -38,7 +38,7 @@ RETRY_SECONDS = 1.0  # after Valkey could not be reached
 class WorkScheduler(Scheduler):
     """Sends the tasks that are due and have work, while this process is the active beat."""
 
-    _heap: list[Any] | None  # of Celery's events; None: to be computed
+    _heap: list[Any] | None  # Celery's events; None until a tick computes them
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._checked_at = dict.fromkeys(WORK_CHECKS, float("-inf"))  # monotonic

@@ -111,7 +111,7 @@ def test_failed_attempts_are_repeated_as_for_webhooks(acme):
     assert first.error == "The connection failed: refused."
     assert {row.error for row in others} == {"The response status was 500."}
     (endpoint,) = of(WebhookEndpoint, acme)
-    assert (endpoint.active, endpoint.failing_since) == (True, None)  # nobody is notified of a local server
+    assert (endpoint.active, endpoint.failing_since) == (True, None)  # no user is notified of a local server
     do_replay(only_delivery(acme))
     assert [delivery.attempt for delivery in do_poll_listener(listener)] == [1]
 

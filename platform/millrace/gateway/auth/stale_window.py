@@ -90,7 +90,7 @@ async def answer_within(seconds: float, query: Awaitable[T]) -> T:
         TimeoutError: the query takes longer.
     """
     task = asyncio.ensure_future(query)
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved, in case nobody waits
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved, in case no caller waits
     try:
         await asyncio.wait([task], timeout=seconds)
     finally:

@@ -71,7 +71,7 @@ async def read_catalog(
         log.warning("broker_unreachable", error=str(exc))
         wanted, beats = None, []
     models: dict[str, ServedModel] = {}
-    for each in (wanted or _configured(specs)).deployments:
+    for each in (wanted or _list_configured(specs)).deployments:
         running = [beat.spec for beat in beats if beat.model == each.spec.name and beat.phase in PREPARED and beat.spec]
         candidates = (
             [spec for spec in running if spec == each.spec] or running or [spec for spec in specs if spec == each.spec]
@@ -95,7 +95,7 @@ async def _load_available(spec: ModelSpec, bundles: BundleStore, others: Iterabl
     return None if bundle is None else load_served_model(spec, bundle, others)
 
 
-def _configured(specs: Iterable[ModelSpec]) -> WantedDeployments:
+def _list_configured(specs: Iterable[ModelSpec]) -> WantedDeployments:
     """Return the wanted deployments if none were published: those of the settings."""
     return WantedDeployments(tuple(WantedDeployment(spec, {}) for spec in specs))
 
@@ -154,7 +154,7 @@ class CatalogUpdater:
     async def update(self) -> None:
         """Read the wanted deployments, and change the catalog as far as the replicas allow."""
         self.wanted = await _read(self._broker) or self.wanted
-        wanted = self.wanted or _configured(self._specs)
+        wanted = self.wanted or _list_configured(self._specs)
         own = [each.spec.key for each in wanted.deployments if each.spec.upstream is None]
         published = await self._bundles.read_published(own)
         loads = [await self._load_wanted(each, published.get(each.spec.key)) for each in wanted.deployments]
