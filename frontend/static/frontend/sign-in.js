@@ -9,7 +9,8 @@ let address; // of the current step
 const askAgain = async (url, again) => {
   refused.push(again);
   if (asking.open) return;
-  await showStep(await fetch(url));
+  const [step] = await Promise.all([fetch(url), load(dialogs)]);
+  await showStep(step);
   if (!asking.childElementCount) return;
   asking.showModal();
   $("input:not([type=hidden])", asking)?.focus();
