@@ -114,7 +114,7 @@ SOURCES = {
             "openai",
             _lazy("OpenAI-compatible"),
             _lazy("A provider, or a server in your network such as vLLM or Ollama"),
-            "open",
+            "reference",
             lambda data, credentials, _sources: NewUpstreamForm(
                 UpstreamEngine.OPENAI, _CLIENT_LACKS, data, credentials
             ),
@@ -125,7 +125,7 @@ SOURCES = {
             "anthropic",
             _lazy("Anthropic"),
             _lazy("Anthropic, or a server with its protocol"),
-            "open",
+            "reference",
             lambda data, credentials, _sources: NewUpstreamForm(
                 UpstreamEngine.ANTHROPIC, _ANTHROPIC_LACKS, data, credentials
             ),
