@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 # One process more than cores: these tests often wait, for processes to start and for timers.
-test test-faults test-faults-quick: JOBS = $(shell echo $$(($$(nproc 2>/dev/null || echo 2) + 1)))
+test test-all test-faults test-faults-quick: JOBS = $(shell echo $$(($$(nproc 2>/dev/null || echo 2) + 1)))
 
 # make up PORT=8001 DATA_DIR=/data/millrace
 ifdef PORT
@@ -22,7 +22,7 @@ endif
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help up setup test test-unit test-ledger test-browser test-faults test-browser-quick test-faults-quick \
+.PHONY: help up setup test test-all test-unit test-ledger test-browser test-faults test-browser-quick test-faults-quick \
 	test-clients test-clients-quick test-peers test-models test-emulation bench-quick bench-cpu \
 	first-kernels generated lint types lint-imports check docs docs-openapi api-diff messages screenshots release lock lock-platforms clean
 
@@ -44,7 +44,7 @@ setup: generated ## install what `make up` needs, and build the files that are n
 generated: $(VENV)/installed
 	@$(BIN)/python -m tools.build_files
 
-test test-unit test-ledger test-browser test-faults test-browser-quick test-faults-quick test-clients test-clients-quick \
+test test-all test-unit test-ledger test-browser test-faults test-browser-quick test-faults-quick test-clients test-clients-quick \
 	test-peers test-models test-emulation types lint-imports: generated
 
 # A file's tests share what they look at, so they go to one process. The longest files come first, so that the processes
@@ -53,7 +53,11 @@ test test-unit test-ledger test-browser test-faults test-browser-quick test-faul
 PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=25
 TESTS = $(if $(filter tests/%,$(ARGS)),,$(1))
 
-test: $(VENV)/installed-dev ## run all tests except test-browser, test-faults and test-clients (ARGS="tests/integration/gateway -k name")
+# Named files run with all their cases.
+test: $(VENV)/installed-dev ## run the tests without browser, faults and clients (ARGS="tests/integration/gateway -k name")
+	@exec $(PYTEST) $(call TESTS,tests/e2e tests/integration tests/unit $(SHORT)) $(ARGS)
+
+test-all: $(VENV)/installed-dev ## run `test` with the cases that it leaves out, such as further roles and values
 	@exec $(PYTEST) $(call TESTS,tests/e2e tests/integration tests/unit) $(ARGS)
 
 test-unit: $(VENV)/installed-dev ## run the tests that need no service, model or browser
@@ -69,7 +73,7 @@ test-faults: $(VENV)/installed-dev ## run the tests that kill processes and brea
 	@exec $(PYTEST) $(call TESTS,tests/faults) $(ARGS)
 
 # The short forms, which .ci/run uses: each screen and each type of fault once.
-test-browser-quick test-faults-quick: SHORT = -m "not extended"
+test test-browser-quick test-faults-quick: SHORT = -m "not extended"
 
 test-browser-quick: $(VENV)/installed-dev ## run test-browser with each screen in one state
 	@exec $(PYTEST) $(call TESTS,tests/browser) --browser-must-run $(SHORT) $(ARGS)
