@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 from datetime import UTC, date, datetime, timedelta
 
 from django.db import connection
@@ -20,7 +19,7 @@ from billing.invoicing.drafts import (
     zone,
 )
 from billing.invoicing.month_charges import MONTHLY, changes_balance, mark_billed, renew_charges
-from billing.invoicing.tax_rates import find_tax_rate
+from billing.invoicing.tax_rates import find_tax_rate, require_one_currency
 from billing.ledger import credits
 from billing.ledger.bad_debts import reduce_loss, written_off
 from billing.ledger.booking import booking
@@ -37,7 +36,6 @@ from billing.models import (
     LedgerEntry,
     MeteredUsage,
     Period,
-    Price,
     TaxCategory,
 )
 from billing.pricing.currencies import CrossRate, dated_rate
@@ -76,7 +74,7 @@ def do_finalize(invoice: Invoice, now: datetime | None = None) -> Invoice:
         lines = charged.lines
         if row.invoice_type in MONTHLY and not changes_balance(row, lines):
             raise Conflict(Text("This draft has no amount any more. Draft the month again."))
-        _require_one_currency(row, lines)
+        require_one_currency(row, {line.price_id for line in lines if line.price_id is not None})
         try:
             applied = total(row, lines)
             _require_vat_ids(row)
@@ -103,25 +101,6 @@ def _require_vat_ids(invoice: Invoice) -> None:
     if parties := [vat_party(*pair) for pair in note_parties(invoice)]:
         for tax in invoice.taxes:
             require_vat_ids(TaxCategory(tax["category"]), *parties)
-
-
-def _require_one_currency(invoice: Invoice, lines: Iterable[InvoiceLine]) -> None:
-    """Check that the prices of the usage are in the invoice's currency. A tenant's own prices are in its currency.
-
-    Raises:
-        Conflict: requests were admitted before the tenant was assigned to a price book of another currency.
-    """
-    priced = {line.price_id for line in lines if line.price_id is not None}
-    shared = Price.objects.filter(pk__in=priced, tenant_id=None)
-    other = shared.exclude(book__currency=invoice.currency).order_by().first() if priced else None
-    if other is not None:
-        raise Conflict(
-            Text(
-                "Usage of %(model)s has a price in another currency than %(currency)s.",
-                model=other.model,
-                currency=invoice.currency,
-            )
-        )
 
 
 def _reopen_later_months(invoice: Invoice) -> None:

@@ -1,14 +1,16 @@
-"""The exchange rate of an invoice's tax currency, and why a draft cannot be finalized."""
+"""The currencies of an invoice and of its tax, and why a draft cannot be finalized."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
+from django.db.models import QuerySet
+
 from billing.invoicing.drafts import address, zone
-from billing.models import BillingEntity, Invoice
+from billing.models import BillingEntity, Invoice, InvoiceLine, Price
 from billing.pricing.currencies import DatedRate, dated_rate
 from billing.taxes.taxes import NoTaxRule, tax_for
 from inference_worker.contract.texts import Text, text_of
@@ -47,8 +49,31 @@ def find_tax_rate(
     return rate
 
 
+def require_one_currency(invoice: Invoice, price_ids: Collection[int] | QuerySet[InvoiceLine, dict[str, Any]]) -> None:
+    """Check that the prices of the usage are in the invoice's currency. A tenant's own prices are in its currency.
+
+    Args:
+        price_ids: of the invoice's lines, or a query of them.
+
+    Raises:
+        Conflict: requests were admitted before the tenant was assigned to a price book of another currency.
+    """
+    if not isinstance(price_ids, QuerySet) and not price_ids:
+        return
+    shared = Price.objects.filter(pk__in=price_ids, tenant_id=None)
+    other = shared.exclude(book__currency=invoice.currency).order_by().first()
+    if other is not None:
+        raise Conflict(
+            Text(
+                "Usage of %(model)s has a price in another currency than %(currency)s.",
+                model=other.model,
+                currency=invoice.currency,
+            )
+        )
+
+
 def find_problem(draft: Invoice, now: datetime | None = None) -> str:
-    """Return why a draft of an invoice cannot be finalized with today's tax rules and exchange rates; empty: it can.
+    """Return why a draft of an invoice cannot be finalized with its prices and today's tax rules; empty: it can.
 
     The scope of all tenants must be open.
     """
@@ -58,7 +83,9 @@ def find_problem(draft: Invoice, now: datetime | None = None) -> str:
     address(current)
     last_day = (draft.period.ends_at - timedelta(microseconds=1)).astimezone(zone(draft)).date()
     today = (now or datetime.now(UTC)).astimezone(zone(draft)).date()
+    lines = InvoiceLine.objects.for_tenant(draft.tenant_id).filter(invoice=draft, price_id__isnull=False)
     try:
+        require_one_currency(draft, lines.order_by().values("price_id"))
         rule = tax_for(draft.entity_id, current.seller, current.buyer, last_day)
         find_tax_rate(draft.entity, draft.currency, [rule], today)
     except (NoTaxRule, Conflict) as exc:

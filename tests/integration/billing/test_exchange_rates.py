@@ -31,6 +31,7 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import AuditEntry, Tenant
 from tests.support.billing.books import OCTOBER, over, period, price, use
+from tests.support.billing.euros import bill_in_euros
 from tests.support.billing.invoice_forms import attached, document_of, failed_rules, furnish
 from tests.support.imports import ROOT
 from tests.support.rows import unscoped
@@ -90,6 +91,19 @@ def test_a_draft_without_a_rate_or_a_tax_rule_shows_why(acme, draft):
     with all_tenants_scope(BypassReason.BILLING):
         default_entity().taxrule_set.update(country="FR")
     assert problem_of(draft) == "No tax rule for a business in DE on 2026-10-31."
+
+
+def test_a_draft_with_prices_of_another_currency_shows_why(acme: Tenant) -> None:
+    """The tenant was assigned to a price book in EUR after its usage."""
+    use(acme, OCTOBER, (price("100"), 10**6))
+    bill_in_euros(acme)
+    month = period(OCTOBER)
+    do_close_period(month, now=over(month))
+    (draft,) = do_draft(month, acme)
+    message = "Usage of alpha has a price in another currency than EUR."
+    assert problem_of(draft) == message
+    with pytest.raises(Conflict, match=message):
+        do_finalize(draft, ISSUED)
 
 
 @pytest.mark.parametrize(("days", "on", "is_used"), [(7, 25, True), (7, 24, False), (1, 31, True), (1, 30, False)])
