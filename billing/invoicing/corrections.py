@@ -53,12 +53,17 @@ def do_issue_debit_note(invoice: Invoice, amounts: Iterable[tuple[str, int]], re
     amounts = _amounts(amounts, invoice.currency)
     with booking(invoice.tenant_id):
         billed = _lock_billed(invoice)
-        final = (Invoice.State.OPEN, Invoice.State.PAID, Invoice.State.UNCOLLECTIBLE)
-        if billed.invoice_type != Invoice.InvoiceType.INVOICE or billed.state not in final:
+        if not can_debit(billed):
             raise Conflict(Text("Only final invoices that are not void can be debited. Add a one-off line instead."))
         note = note_on(billed, Invoice.InvoiceType.DEBIT_NOTE, reason)
         lines = [amount_line(note, *amount) for amount in amounts]
         return do_finalize(write(note, lines))
+
+
+def can_debit(invoice: Invoice) -> bool:
+    """Return whether a debit note on the document can be issued."""
+    final = (Invoice.State.OPEN, Invoice.State.PAID, Invoice.State.UNCOLLECTIBLE)
+    return invoice.invoice_type == Invoice.InvoiceType.INVOICE and invoice.state in final
 
 
 def _amounts(amounts: Iterable[tuple[str, int]], currency: str) -> list[tuple[str, int]]:

@@ -86,13 +86,13 @@ class RecordTenantPayment(RecordPayment):
 
 
 class IssueNote(WithAmount):
-    """A credit note. `seen` is the number of notes when the page was shown."""
+    """A credit note or debit note. `seen` is the number of notes when the page was shown."""
 
     amount = BillingRunAmount(_lazy("Amount before tax"))
     description = forms.CharField(
-        max_length=200, label=_lazy("Description"), help_text=_lazy("Shown as the line on the credit note")
+        max_length=200, label=_lazy("Description"), help_text=_lazy("Shown as the line on the note")
     )
-    reason = forms.CharField(max_length=200, label=_lazy("Reason"), help_text=_lazy("Also shown on the credit note"))
+    reason = forms.CharField(max_length=200, label=_lazy("Reason"), help_text=_lazy("Also shown on the note"))
     seen = forms.IntegerField(widget=forms.HiddenInput, min_value=0)
     field_order = ("amount", "description", "reason", "typed")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -12,8 +12,7 @@ import structlog
 from django.utils.translation import gettext as _
 
 from billing.currencies.amounts import nano_a_cent
-from billing.invoicing.corrections import do_issue_credit_note
-from billing.invoicing.drafts import do_close_period, do_draft, notes_on
+from billing.invoicing.drafts import debits_and_credits, do_close_period, do_draft
 from billing.invoicing.finalizing import do_finalize
 from billing.invoicing.purchases import do_sell_credit
 from billing.ledger.booking import booking
@@ -31,6 +30,7 @@ from tenants.models import Tenant
 
 log = structlog.get_logger(__name__)
 MAX_SECONDS = 20.0  # time limit of one request
+IssueAction = Callable[[Invoice, Iterable[tuple[str, int]], str], Invoice]
 
 
 @dataclass(frozen=True)
@@ -90,13 +90,13 @@ def _make_received(tenant: Tenant, data: Mapping[str, Any], currency: str) -> Re
     return Received("manual", data["reference"], cents, at, tenant.slug, note=data["note"], currency=currency)
 
 
-def credit_note(invoice: Invoice, data: Mapping[str, Any]) -> Invoice:
-    """Issue a credit note, unless another one was issued since the form was shown."""
+def issue_note(invoice: Invoice, data: Mapping[str, Any], issue: IssueAction) -> Invoice:
+    """Issue a credit note or debit note, unless another note was issued since the form was shown."""
     with booking(invoice.tenant_id):
-        if notes_on(invoice).count() != data["seen"]:
-            raise Conflict(_("Another credit note was issued on this invoice. Reload and check the balance."))
+        if debits_and_credits(invoice).count() != data["seen"]:
+            raise Conflict(_("Another note was issued on this invoice. Reload and check the balance."))
         amount = cents_of(data["amount"], invoice.currency)
-        return do_issue_credit_note(invoice, [(data["description"], amount)], data["reason"])
+        return issue(invoice, [(data["description"], amount)], data["reason"])
 
 
 def grant(tenant: Tenant, data: Mapping[str, Any]) -> CreditGrant:

@@ -15,12 +15,15 @@ from django.utils.translation import ngettext
 from billing.currencies.amounts import decimal_cents, dollars, minor_digits, nano_a_cent
 from billing.invoicing.corrections import (
     can_claim_relief,
+    can_debit,
     do_claim_tax_relief,
+    do_issue_credit_note,
+    do_issue_debit_note,
     do_void,
     do_write_off,
     find_void_obstacle,
 )
-from billing.invoicing.drafts import notes_on
+from billing.invoicing.drafts import debits_and_credits
 from billing.invoicing.finalizing import do_finalize
 from billing.invoicing.lines import lines_of
 from billing.invoicing.tax_rates import find_problem
@@ -123,6 +126,7 @@ def _possible(ctx: PageContext, found: Invoice) -> dict[str, str]:
         "finalize": draft and found.complete,
         "payment": billed and is_open,
         "credit-note": billed and (is_open or paid),
+        "debit-note": can_debit(found),
         "void": billed and (is_open or paid) and find_void_obstacle(found) is None,
         "write-off": billed and is_open,
         "claim-tax-relief": billed and can_claim_relief(found),
@@ -281,23 +285,41 @@ def payment(ctx: PageContext) -> HttpResponse:
     )
 
 
+def _note_form(ctx: PageContext, found: Invoice) -> IssueNote:
+    form = IssueNote(str(found.number), found.currency, bound_data(ctx))
+    with ctx.scope():
+        form.initial = {"seen": debits_and_credits(found).count()}
+    return form
+
+
 @operator_page(methods=FORM, step_up=True)
 def credit_note(ctx: PageContext) -> HttpResponse:
     found = _final(ctx)[0]
-    with ctx.scope():
-        seen = notes_on(found).count()
-    form = IssueNote(str(found.number), found.currency, bound_data(ctx))
-    form.initial = {"seen": seen}
     context = _("Reduces the balance due. Excess payments go to future invoices and applied credits are restored.")
     return _on_invoice(
         ctx,
         found,
-        form,
-        lambda data: services.credit_note(found, data),
+        _note_form(ctx, found),
+        lambda data: services.issue_note(found, data, do_issue_credit_note),
         title=_("Credit note on %(number)s") % {"number": found.number},
         submit=_("Issue credit note"),
         effect=_("Credits the amount with tax to %(name)s and emails the credit note. %(context)s")
         % {"name": found.tenant.name, "context": context},
+        message=lambda note: _("%(number)s was issued.") % {"number": note.number},
+    )
+
+
+@operator_page(methods=FORM, step_up=True)
+def debit_note(ctx: PageContext) -> HttpResponse:
+    found = _final(ctx)[0]
+    return _on_invoice(
+        ctx,
+        found,
+        _note_form(ctx, found),
+        lambda data: services.issue_note(found, data, do_issue_debit_note),
+        title=_("Debit note on %(number)s") % {"number": found.number},
+        submit=_("Issue debit note"),
+        effect=_("Charges the amount with tax to %(name)s and emails the debit note.") % {"name": found.tenant.name},
         message=lambda note: _("%(number)s was issued.") % {"number": note.number},
     )
 
@@ -541,6 +563,7 @@ urlpatterns = [
     path("operator/billing/<int:invoice>/finalize", finalize, name="operator-billing-finalize"),
     path("operator/billing/<int:invoice>/payment", payment, name="operator-billing-payment"),
     path("operator/billing/<int:invoice>/credit-note", credit_note, name="operator-billing-credit-note"),
+    path("operator/billing/<int:invoice>/debit-note", debit_note, name="operator-billing-debit-note"),
     path("operator/billing/<int:invoice>/void", void, name="operator-billing-void"),
     path("operator/billing/<int:invoice>/write-off", write_off, name="operator-billing-write-off"),
     path("operator/billing/<int:invoice>/claim-tax-relief", claim_tax_relief, name="operator-billing-claim-tax-relief"),

@@ -136,7 +136,7 @@ def test_a_form_sent_twice_creates_one_credit_note_and_one_credit(operator: Clie
     bill = final(operator)
     note = {"amount": "2", "description": "Slow", "reason": "SLA", "seen": "0", "typed": bill.number}
     send(operator, f"/operator/billing/{bill.pk}/credit-note", **note)
-    assert "Another credit note was issued" in send(operator, f"/operator/billing/{bill.pk}/credit-note", 422, **note)
+    assert "Another note was issued" in send(operator, f"/operator/billing/{bill.pk}/credit-note", 422, **note)
     (given,) = unscoped(Invoice).filter(invoice_type=Invoice.InvoiceType.CREDIT_NOTE)
     assert given.subtotal == 200
     page = operator.get(f"/operator/billing/{bill.pk}").content.decode()
@@ -247,6 +247,19 @@ def test_an_invoice_is_voided_or_written_off(operator: Client, acme: Tenant, dee
     (entry,) = unscoped(AuditEntry).filter(action=verb)
     assert (entry.after["reason"], entry.actor) == ("Wrong tenant", "op@example.com")
     send(operator, f"/operator/billing/{bill.pk}/{deed}", 422, typed=bill.number, reason="Again")
+
+
+@pytest.mark.django_db
+def test_a_form_sent_twice_creates_one_debit_note(operator: Client, acme: Tenant) -> None:
+    bill = final(operator)
+    url = f"/operator/billing/{bill.pk}/debit-note"
+    assert url in operator.get(f"/operator/billing/{bill.pk}").content.decode()
+    note = {"amount": "2", "description": "Setup", "reason": "Forgotten", "seen": "0", "typed": bill.number}
+    send(operator, url, **note)
+    assert "Another note was issued" in send(operator, url, 422, **note)
+    (given,) = unscoped(Invoice).filter(invoice_type=Invoice.InvoiceType.DEBIT_NOTE)
+    assert (given.subtotal, given.refers_to_id) == (200, bill.pk)
+    assert "debit-note" not in operator.get(f"/operator/billing/{given.pk}").content.decode()
 
 
 @pytest.mark.django_db

@@ -12,7 +12,8 @@ from tests.support.frontend.routes import all_routes
 FINAL = {
     "t/": {"keys-project-delete", "keys-revoke", "members-leave", "settings-delete", "webhooks-delete"},
     "operator/": {
-        *("operator-billing-credit-note", "operator-billing-finalize-all", "operator-billing-payment"),
+        *("operator-billing-credit-note", "operator-billing-debit-note", "operator-billing-finalize-all"),
+        "operator-billing-payment",
         *("operator-billing-tenant-payment", "operator-billing-void", "operator-billing-write-off"),
         *("operator-billing-claim-tax-relief", "operator-prices-publish", "operator-reratings-apply"),
         "operator-users-remove-second-factor",

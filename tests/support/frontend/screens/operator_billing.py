@@ -38,6 +38,7 @@ register(
     _form("finalize", "/operator/billing/{draft}/finalize"),
     _form("payment", f"{ONE}/payment"),
     _form("credit-note", f"{ONE}/credit-note"),
+    _form("debit-note", f"{ONE}/debit-note"),
     _form("void", f"{ONE}/void"),
     _form("write-off", f"{ONE}/write-off"),
     _form("claim-tax-relief", f"{ONE}/claim-tax-relief"),
