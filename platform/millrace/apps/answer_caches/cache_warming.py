@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from django.conf import settings
+from django.db.models import Sum
+from django.db.models.functions import Coalesce
 
 from billing.currencies.amounts import FEMTO_A_NANO
 from billing.models import CompiledRateCard, UsageEvent
@@ -165,7 +167,7 @@ def spent_femto(tenant: Tenant, now: datetime) -> int:
     """Return what the tenant's prompts of this day cost, unsettled ones at their maximum. The scope must be open."""
     today = now.replace(hour=0, minute=0, second=0, microsecond=0)
     rows = WarmedPrompt.objects.for_tenant(tenant).filter(created_at__gte=today)
-    return sum(row.max_femto if row.cost_femto is None else row.cost_femto for row in rows)
+    return int(rows.aggregate(spent=Sum(Coalesce("cost_femto", "max_femto"), default=0))["spent"])
 
 
 def check_opted_in(tenant: Tenant) -> None:

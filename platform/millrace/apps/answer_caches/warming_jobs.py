@@ -14,6 +14,8 @@ from tenants.jobs import JobResult, job_kind, json_result
 from tenants.models import Tenant, TenantJob
 from tenants.permissions import Permission
 
+MAX_JOBS = 20  # jobs that a page lists
+
 
 @job_kind("cache-warming.run", Permission.TENANT_UPDATE)
 def warm_now(tenant: Tenant, parameters: Mapping[str, Any]) -> JobResult:
@@ -49,6 +51,6 @@ def search_prompts(tenant: Tenant, _: Mapping[str, Any]) -> JobResult:
 
 
 def jobs_of(tenant: Tenant) -> list[TenantJob]:
-    """Return the jobs of cache warming of the last day, newest first. The tenant's scope must be open."""
+    """Return the latest jobs of cache warming, newest first. The tenant's scope must be open."""
     kinds = (warm_now.name, search_prompts.name)
-    return list(TenantJob.objects.for_tenant(tenant).filter(kind__in=kinds).order_by("-pk"))
+    return list(TenantJob.objects.for_tenant(tenant).filter(kind__in=kinds).order_by("-pk")[:MAX_JOBS])
