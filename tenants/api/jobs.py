@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 from urllib.parse import urlencode
 
 from django.db.models import QuerySet
@@ -43,14 +44,16 @@ class JobQuery(Query):
     status = serializers.ChoiceField(TenantJob.Status.choices, required=False)
 
 
-def accept_job(view: TenantView, request: Request, kind: JobKind) -> Response:
+def accept_job(
+    view: TenantView, request: Request, kind: JobKind, parameters: Mapping[str, Any] | None = None
+) -> Response:
     """Start a job of the view's tenant, and return the response 202 with the URL of its state.
 
     Raises:
         Throttled: too many jobs of the tenant are unfinished.
     """
     try:
-        job = do_start_job(view.access.tenant, kind)
+        job = do_start_job(view.access.tenant, kind, parameters)
     except TooManyJobs as exc:
         raise exceptions.Throttled(wait=RETRY_AFTER_SECONDS, detail=str(exc)) from exc
     slug = request.query_params.get("tenant")

@@ -60,7 +60,12 @@ def messages_of(content: RequestContent | None) -> list[StoredMessage]:
     """Return the conversation, oldest first, at most MAX_MESSAGES of the prompt, and the completions."""
     if content is None:
         return []
-    body = body_of(content)
+    answers = (StoredMessage(_("Assistant"), str(answer)) for answer in content.answers)
+    return [*prompt_messages(body_of(content)), *answers]
+
+
+def prompt_messages(body: Mapping[str, Any]) -> list[StoredMessage]:
+    """Return the messages of a prompt, oldest first, at most MAX_MESSAGES and the system prompt."""
     given = body.get("messages", body.get("input", body.get("prompt", ())))
     rows: list[Any] = given if isinstance(given, list) else [given] if given else []
     found = []
@@ -73,7 +78,7 @@ def messages_of(content: RequestContent | None) -> list[StoredMessage]:
             found.append(StoredMessage(str(row["role"])[:40].capitalize(), text))
         else:
             found.append(StoredMessage(_("User"), _text(row)))
-    return [*found, *(StoredMessage(_("Assistant"), str(answer)) for answer in content.answers)]
+    return found
 
 
 def _text(content: Any) -> str:

@@ -15,7 +15,7 @@ from frontend.core.page_context import PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
 from frontend.core.screens import ConsoleScreen
-from frontend.tenant.usage import explorer_views, page
+from frontend.tenant.usage import explorer_views, page, warming_views
 from frontend.tenant.usage.groups import all_rows, groups, is_by_request
 from frontend.tenant.usage.query import GROUPS, filters, query_of
 from frontend.tenant.usage.responses import csv_response, too_many_rows
@@ -120,4 +120,5 @@ urlpatterns = [
     path("t/<slug:slug>/usage/success.csv", success_csv, name="usage-success-csv"),
     PANELS.tenant_url("t/<slug:slug>/usage/", NEEDS, cost=PAGE_COST),
     *explorer_views.urlpatterns,
+    *warming_views.urlpatterns,
 ]

@@ -35,6 +35,17 @@ _PROMPT = [
     Column("hits", "hits", number, right=True),
     Column("saved", "saved_usd", amount, right=True),
 ]
+_CANDIDATE = [
+    Column("candidate", "fingerprint"),
+    Column("request", "source_request_id"),
+    Column("cache", "cache"),
+    Column("model", "model"),
+    Column("requests", "requests", number, right=True),
+    Column("cost now", "standard_usd", amount, right=True),
+    Column("cost warmed", "warmed_usd", amount, right=True),
+    Column("expected saving", "expected_usd", amount, right=True),
+    Column("cached", lambda row: "yes" if row["is_cached"] else "no"),
+]
 _RUN = [
     Column("prompts", "prompts", number),
     Column("for the prefix cache", "prefixes", number),
@@ -54,13 +65,30 @@ def _client(session: Session, tenant: str | None) -> Client:
     return session.tenant_client(tenant) if tenant else session.client
 
 
+@command(cache, "candidates", example="millrace cache candidates")
+@click.option("--tenant", metavar="SLUG", help="Tenant, for operators.")
+def candidates(session: Session, tenant: str | None) -> None:
+    """Show the most repeated prompts and prefixes, with the cost of their next requests."""
+    client = _client(session, tenant)
+    found = client.cache_warming.candidates()
+    if session.as_json:
+        output.print_json(found)
+        return
+    with output.tenant_currency(lambda: client.billing_currency.get()["currency"]):
+        output.print_table(found["results"], _CANDIDATE, "No stored prompts are repeated.")
+
+
 @command(cache, "warm", example="millrace cache warm")
 @click.option("--tenant", metavar="SLUG", help="Tenant whose caches are warmed, for operators.")
-def warm(session: Session, tenant: str | None) -> None:
+@click.option(
+    "--candidate", "fingerprints", metavar="ID", multiple=True, help="Only this candidate; repeat for several."
+)
+def warm(session: Session, tenant: str | None, fingerprints: tuple[str, ...]) -> None:
     """Compute frequent prompts and shared prefixes now, in the batch class, within the day's budget."""
     client = _client(session, tenant)
+    chosen = given_options({"fingerprints": fingerprints})
     with output.tenant_currency(lambda: client.billing_currency.get()["currency"]):
-        session.one(wait_for_result(client, client.cache_warming.run()), _RUN)
+        session.one(wait_for_result(client, client.cache_warming.run(**chosen)), _RUN)
 
 
 @command(cache, "warming", example="millrace cache warming --from 2026-11-01")

@@ -18,7 +18,8 @@ COSTS: Mapping[str, int] = {
     **dict.fromkeys(("api-forecast", "api-policy-validate", "api-requests", "api-usage-events"), PAGE_COST),
     **dict.fromkeys(
         (
-            *("api-cache-warming", "api-experiment-results", "api-invoice-csv", "api-invoice-html", "api-invoice-pdf"),
+            *("api-cache-warming", "api-cache-warming-candidates", "api-experiment-results", "api-invoice-csv"),
+            *("api-invoice-html", "api-invoice-pdf"),
             *("api-operator-entity-aging", "api-operator-payment-receipt", "api-operator-tenant-statement"),
             *("api-operator-tenant-statement-csv", "api-operator-tenant-statement-pdf", "api-payment-receipt"),
             *("api-statement", "api-statement-csv", "api-statement-pdf"),

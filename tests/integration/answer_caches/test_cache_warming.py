@@ -25,75 +25,28 @@ from tenants import actions
 from tenants.actions import Conflict
 from tenants.isolation.scopes import tenant_scope
 from tenants.jobs import run_jobs
-from tenants.models import ApiKey, Tenant
-from tests.support.answer_caches.cache_warming import NANO, current, enable_warming, make_prices
+from tenants.models import Tenant
+from tests.support.answer_caches.cache_warming import (
+    COST,
+    DAYS,
+    MAX_COST,
+    NANO,
+    SAVED,
+    Asker,
+    current,
+    enable_warming,
+    make_prices,
+)
 from tests.support.request_log.records import NOW, record, settle
-from tests.support.rows import of, only_project
+from tests.support.rows import of
 from tests.support.tenants.acme import make_acme
 from tests.support.tenants.management_api import by_key, by_role
 
-COST = (100 * 1_500_000 + 40 * 7_500_000) * 1000  # femto-USD, of 100 tokens and an answer of 40, in the batch class
-MAX_COST = (100 * 1_500_000 + 50 * 7_500_000) * 1000  # with 50 tokens, the maximum
-SAVED = (100 * 2_700_000 + 40 * 13_500_000) * 1000  # of a hit
 SYSTEM = {"role": "system", "content": "Answer in one sentence. " * 200}
-DAYS = range(1, 8)
 
 
 class Killed(Exception):
     """An error that simulates the job's end at this line."""
-
-
-class Asker:
-    """Requests of a tenant's key in the request log."""
-
-    def __init__(self, tenant: Tenant, **fields: Any) -> None:
-        self.tenant = tenant
-        self.key: ApiKey = actions.do_create_api_key(only_project(tenant), "k")[0]
-        self.count = 0
-        self.fields = fields
-
-    def ask(
-        self,
-        at: datetime,
-        text: str = "Hello",
-        *,
-        stores: bool = True,
-        usage: dict[str, int] | None = None,
-        **fields: Any,
-    ) -> str:
-        """Record a computed request. Return its ID."""
-        self.count += 1
-        name = f"req_{self.key.pk}x{self.count:03}"
-        messages = fields.pop("messages", [{"role": "user", "content": text}])
-        body = {"model": "mine", "messages": messages, "temperature": 0, "stream": bool(self.count % 2)}
-        given = {
-            "request_id": name,
-            "started_at": at,
-            "key_id": self.key.pk,
-            "prompt_tokens": 100,
-            "max_tokens": 50,
-            "cache_layer": "computed",
-            "route": {"answer_cache": {"miss": "not_cached"}},
-        }
-        truncated = fields.pop("truncated", False)
-        record(self.tenant, **given | self.fields | fields)
-        settle(self.tenant, name, at=at, **(usage or {"uncached": 100, "output": 40}))
-        if stores:
-            with tenant_scope(self.tenant):
-                RequestContent.objects.create(
-                    tenant_id=self.tenant.pk,
-                    request_id=name,
-                    started_at=at,
-                    body=json.dumps(body),
-                    truncated=truncated,
-                )
-        return name
-
-    def ask_daily(self, text: str = "Hello", days: Any = DAYS, **fields: Any) -> str:
-        """Record a request on each of the last days, soon after this time of the day. Return the newest."""
-        self.ask(NOW - timedelta(days=7, minutes=30), f"{text}, an older one")  # the history begins before these days
-        names = [self.ask(NOW - timedelta(days=day, minutes=-10), text, **fields) for day in days]
-        return names[0]
 
 
 @pytest.fixture

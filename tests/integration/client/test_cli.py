@@ -152,6 +152,9 @@ def test_cache_warming(run, operate, monkeypatch):
         )
         assert "It is off." in run("cache", "warm", fails=True).output
     assert "expected saving" in operate("cache", "warm", "--tenant", "acme").stdout
+    assert printed(run("cache", "warm", "--candidate", "0" * 32, "--json"))["prompts"] == 0
+    assert printed(run("cache", "candidates", "--json"))["results"] == []
+    assert "No stored prompts are repeated." in operate("cache", "candidates", "--tenant", "acme").stdout
     assert "$0.50" in run("cache").stdout
     assert printed(run("cache", "warming", "--from", "2026-11-01", "--to", "2026-11-02", "--json"))["results"] == []
 

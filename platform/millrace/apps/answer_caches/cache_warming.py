@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from django.conf import settings
+from django.db.models import Sum
+from django.db.models.functions import Coalesce
 
 from billing.currencies.amounts import FEMTO_A_NANO
 from billing.models import CompiledRateCard, UsageEvent
@@ -27,7 +29,7 @@ from inference_worker.contract.request import TokenCounts
 from inference_worker.contract.texts import Text
 from millrace.apps.answer_caches.models import WarmedPrompt
 from millrace.apps.answer_caches.prompt_digests import PATHS
-from millrace.apps.answer_caches.warming_candidates import DAY, Candidate, find_candidates, keys_of
+from millrace.apps.answer_caches.warming_candidates import DAY, Candidate, count_history, find_candidates, keys_of
 from millrace.apps.answer_caches.warming_settlement import permits_warming, settle_warmed
 from millrace.apps.batches.models import Batch, File
 from millrace.apps.batches.storage import new_name
@@ -38,6 +40,8 @@ from tenants.models import ApiKey, Tenant
 from tenants.work import announce_work
 
 MAX_PROMPTS = 200  # per run
+MAX_LISTED = 20  # candidates that a list shows
+MAX_PRICED = 100  # candidates that are priced for a list, since some have no price
 MAX_COPIED_BYTES = 8 * 2**20  # stored prompts that one run copies
 MAX_FEMTO = 2**62  # maximum cost of one prompt; a higher one is an error of the price list
 PREFIX_LIFETIME = timedelta(hours=4)  # assumed; the share of used prefixes corrects it
@@ -49,14 +53,49 @@ MESSAGES_PATH = PATHS["messages"]
 
 @dataclass(frozen=True)
 class PricedCandidate:
-    """A candidate with its expected and its maximum cost."""
+    """A candidate with its expected and its maximum cost.
+
+    `standard_femto` is what its next request costs if it is not warmed, `hit_femto` what it costs if it is.
+    """
 
     candidate: Candidate
     expected_femto: int  # saving less cost
     cost_femto: int
     max_femto: int
+    standard_femto: int
+    hit_femto: int
     prefix_tokens: int
     expires_at: datetime
+
+    @property
+    def warmed_femto(self) -> int:
+        """Return the cost of computing the prompt ahead, with that of its next request."""
+        return self.cost_femto + self.hit_femto
+
+
+@dataclass(frozen=True)
+class ListedCandidate:
+    """A candidate of a list. `is_cached`: it need not be computed, because the cache has it or a batch computes it."""
+
+    priced: PricedCandidate
+    is_cached: bool
+
+    @property
+    def fingerprint(self) -> str:
+        return self.priced.candidate.fingerprint.hex()
+
+    @property
+    def requests(self) -> int:
+        return len(self.priced.candidate.requests)
+
+
+@dataclass(frozen=True)
+class CandidateList:
+    """The most repeated prompts and prefixes, and the number of stored prompts that they were found in."""
+
+    stored: int
+    undigested: int  # stored prompts that were not searched, because they have no digests yet
+    rows: Sequence[ListedCandidate]
 
 
 @dataclass(frozen=True)
@@ -71,8 +110,10 @@ class WarmingRun:
     max_femto: int
 
 
-def do_warm_caches(tenant: Tenant, *, now: datetime | None = None) -> WarmingRun:
+def do_warm_caches(tenant: Tenant, *, only: Collection[bytes] | None = None, now: datetime | None = None) -> WarmingRun:
     """Settle earlier prompts, then have those computed whose expected saving is the highest, within the day's budget.
+
+    With `only`, the candidates with these fingerprints are computed, also if their saving does not cover their cost.
 
     Raises:
         Conflict: the tenant has not opted in, or stores no prompts.
@@ -83,9 +124,10 @@ def do_warm_caches(tenant: Tenant, *, now: datetime | None = None) -> WarmingRun
     with locked_tenant(tenant) as locked:
         check_opted_in(locked)
         found, observed_since = find_candidates(locked.pk, now)
-        current = _without_warm(locked, _with_live_keys(locked, found), now)
+        wanted = [each for each in found if only is None or each.fingerprint in only]
+        current = _without_warm(locked, _with_live_keys(locked, wanted), now)
         priced = _price(locked, current, now, observed_since)
-        worthwhile = [each for each in priced if each.expected_femto > 0]
+        worthwhile = [each for each in priced if only is not None or each.expected_femto > 0]
         worthwhile.sort(key=lambda each: (-each.expected_femto / max(1, each.cost_femto), each.candidate.fingerprint))
         left = locked.cache_warming_nano * FEMTO_A_NANO - spent_femto(locked, now)
         chosen: list[PricedCandidate] = []
@@ -105,11 +147,27 @@ def do_warm_caches(tenant: Tenant, *, now: datetime | None = None) -> WarmingRun
     )
 
 
+def list_candidates(tenant: Tenant, *, now: datetime | None = None) -> CandidateList:
+    """Return the most repeated prompts and prefixes that have digests and prices. The tenant's scope must be open.
+
+    No stored prompt is read, so it takes bounded time.
+    """
+    now = now or datetime.now(UTC)
+    count = count_history(tenant.pk, now)
+    found, observed_since = find_candidates(tenant.pk, now)
+    repeated = [each for each in _with_live_keys(tenant, found) if _lifetime(tenant, each.cache)]
+    repeated.sort(key=lambda each: (-len(each.requests), each.fingerprint))
+    priced = _price(tenant, repeated[:MAX_PRICED], now, observed_since)[:MAX_LISTED]
+    cold = {each.fingerprint for each in _without_warm(tenant, [row.candidate for row in priced], now)}
+    rows = [ListedCandidate(row, row.candidate.fingerprint not in cold) for row in priced]
+    return CandidateList(count.stored, count.undigested, rows)
+
+
 def spent_femto(tenant: Tenant, now: datetime) -> int:
     """Return what the tenant's prompts of this day cost, unsettled ones at their maximum. The scope must be open."""
     today = now.replace(hour=0, minute=0, second=0, microsecond=0)
     rows = WarmedPrompt.objects.for_tenant(tenant).filter(created_at__gte=today)
-    return sum(row.max_femto if row.cost_femto is None else row.cost_femto for row in rows)
+    return int(rows.aggregate(spent=Sum(Coalesce("cost_femto", "max_femto"), default=0))["spent"])
 
 
 def check_opted_in(tenant: Tenant) -> None:
@@ -186,22 +244,26 @@ def _price(
                 output = outputs[newest.request_id]
                 cost = price(batch, TokenCounts(newest.prompt_tokens, output=output), at).cost_femto
                 cost += _vector_cost(vector_card, newest.prompt_tokens + output, at)
-                hit = TokenCounts(answer_hit_input=newest.prompt_tokens, answer_hit_output=output)
-                saved = price(standard, hit, at).saved_femto
+                usual = price(standard, TokenCounts(newest.prompt_tokens, output=output), at).cost_femto
+                counts = TokenCounts(answer_hit_input=newest.prompt_tokens, answer_hit_output=output)
+                hit = price(standard, counts, at)
                 most = _maximum(batch, newest.prompt_tokens, newest.max_tokens, at, each.choices)
                 most = max(most, (newest.reserved_nano or 0) * FEMTO_A_NANO)  # also that of a fallback's model
                 most += _vector_cost(vector_card, newest.prompt_tokens + newest.max_tokens, at)
             else:
                 cost = price(batch, TokenCounts(tokens, output=1), at).cost_femto
-                saved = price(standard, TokenCounts(cache_read=tokens), at).saved_femto
+                usual = price(standard, TokenCounts(tokens), at).cost_femto
+                hit = price(standard, TokenCounts(cache_read=tokens), at)
                 most = _maximum(batch, newest.prompt_tokens + PREFIX_MARGIN_TOKENS, 1, at)
                 most += _vector_cost(vector_card, newest.prompt_tokens + PREFIX_MARGIN_TOKENS, at)
                 chance, of = chance * (used + 1), of * (warmed + 1)
         except UnknownPriceError:
             continue
         if most <= MAX_FEMTO:
-            expected = saved * chance // of - cost
-            priced.append(PricedCandidate(each, expected, cost, most, 0 if is_answer else tokens, now + lifetime))
+            expected = hit.saved_femto * chance // of - cost
+            length = 0 if is_answer else tokens
+            costs = (expected, cost, most, usual, hit.cost_femto)
+            priced.append(PricedCandidate(each, *costs, length, now + lifetime))
     return priced
 
 

@@ -59,6 +59,7 @@ SELECT request_id, started_at, endpoint, key_id, served_model, prompt_tokens, ma
     note, digests
 FROM ({requests}) r WHERE digests ? 'answer' ORDER BY started_at DESC
 """
+_COUNT = "SELECT count(*), count(*) FILTER (WHERE digests IS NULL) FROM ({requests}) r"
 # At least one body, whatever its size.
 _UNDIGESTED = """
 SELECT r.request_id, r.endpoint, c.body, r.size FROM (
@@ -88,6 +89,20 @@ class PromptDigests(NamedTuple):
     answer: bytes  # digest of the prompt and its parameters
     choices: int
     prefixes: list[Prefix]  # shortest first
+
+
+class PromptCount(NamedTuple):
+    """The number of stored prompts that are read, and of those among them that have no digests yet."""
+
+    stored: int
+    undigested: int
+
+
+def count_prompts(tenant_id: int, start: datetime) -> PromptCount:
+    """Return the number of prompts since `start`, without their bodies. The scope must be open."""
+    with connection.cursor() as cursor:
+        cursor.execute(_COUNT.format(requests=_REQUESTS), _fields(tenant_id, start))
+        return PromptCount._make(cursor.fetchone())
 
 
 def compute_digests(tenant_id: int, start: datetime) -> int:

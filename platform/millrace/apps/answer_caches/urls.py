@@ -8,6 +8,7 @@ from millrace.apps.answer_caches import api, warming_api
 
 urlpatterns = [
     path("cache-warming", warming_api.CacheWarming.as_view(), name="api-cache-warming"),
+    path("cache-warming/candidates", warming_api.CacheWarmingCandidates.as_view(), name="api-cache-warming-candidates"),
     path("cache-warming/run", warming_api.CacheWarmingRun.as_view(), name="api-cache-warming-run"),
     path("requests/cache-layers", api.RequestCacheLayers.as_view(), name="api-requests-cache-layers"),
     path("requests/prompt-advice", api.RequestPromptAdvice.as_view(), name="api-requests-prompt-advice"),

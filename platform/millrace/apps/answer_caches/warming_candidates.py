@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 from millrace.apps.answer_caches.models import WarmedPrompt
 from millrace.apps.answer_caches.prompt_digests import (
     PATHS,
+    PromptCount,
     PromptDigests,
     compute_digests,
+    count_prompts,
     digested_requests,
     prefix_body,
     read_body,
@@ -98,6 +100,11 @@ class WarmingCandidates(NamedTuple):
 def digest_history(tenant_id: int, now: datetime) -> None:
     """Compute the missing digests of the history that candidates are found in. Call outside of a transaction."""
     compute_digests(tenant_id, _start_of_history(now))
+
+
+def count_history(tenant_id: int, now: datetime) -> PromptCount:
+    """Return the number of prompts in the history that candidates are found in. The tenant's scope must be open."""
+    return count_prompts(tenant_id, _start_of_history(now))
 
 
 def _start_of_history(now: datetime) -> datetime:
