@@ -67,7 +67,7 @@ from inference_worker.worker.orphaned_journals import OrphanedJournals
 from inference_worker.worker.publisher import Publisher
 from inference_worker.worker.reconciler import Reconciler
 from inference_worker.worker.relay.relay import Relay, describe_upstream
-from inference_worker.worker.replica import LoadedEngine, LocalReplica
+from inference_worker.worker.replica import LoadedEngine, LocalReplica, ReplicaRecord
 from inference_worker.worker.shared_pins import SharedPins
 from inference_worker.worker.thread_commands import ThreadCommands
 from inference_worker.worker.wakeups import decode_wakeups, wait_for_wakeup
@@ -234,7 +234,7 @@ class Worker:
                 raise SystemExit(f"{home.spec.name} cannot be loaded: {exc}") from exc
         self._bundles.start()
         sent = WorkerSupport(self._pools, support, host_name(), int(time.time()))
-        self._control = Control(self._broker, replica_id, self, self._heartbeats, sent, self._prefix_digests)
+        self._control = Control(self._broker, replica_id, self, self._heartbeats, sent, self._replica_records)
         self.credentials.start()
         self.replicas.start()
         self._orphaned_journals.start()
@@ -545,9 +545,8 @@ class Worker:
             for replica in self.replicas.replicas
         }
 
-    def _prefix_digests(self) -> Mapping[str, bytes]:
-        digests = ((replica.id, replica.new_digest()) for replica in self.replicas.replicas)
-        return {replica_id: digest for replica_id, digest in digests if digest is not None}
+    def _replica_records(self) -> list[ReplicaRecord]:
+        return [record for replica in self.replicas.replicas for record in replica.new_records()]
 
     def _on_broken(self) -> None:
         self.broken.set()

@@ -25,6 +25,7 @@ from inference_worker.contract.messages import (
 from inference_worker.contract.request import RequestError
 from inference_worker.worker.control import Control
 from inference_worker.worker.engine_client import ActiveJob
+from inference_worker.worker.replica import ReplicaRecord
 from tests.support.waiting import eventually
 from tests.support.worker.jobs import make_job
 
@@ -185,3 +186,23 @@ def test_a_drained_worker_requeues_its_executions_and_a_cordoned_one_keeps_them(
     eventually(lambda: not engine.executions)
     assert not engine.cancelled
     control.close()
+
+
+def test_records_are_written_before_the_heartbeats_that_name_them(broker: redis.Redis, engine: RecordingEngine) -> None:
+    """Otherwise a gateway could read an older digest for the version of a heartbeat."""
+    calls: list[str] = []
+
+    def records() -> list[ReplicaRecord]:
+        calls.append("records")
+        return [ReplicaRecord("millrace:test:record", b"value", 60)]
+
+    def beat_last(beat: int) -> dict[str, Heartbeat]:
+        calls.append("heartbeats")
+        return heartbeats(beat)
+
+    control = Control(broker, "r", engine, beat_last, SUPPORT, records)
+    eventually(lambda: beat_of(broker))
+    control.close()
+    assert calls[:2] == ["records", "heartbeats"]
+    assert broker.get("millrace:test:record") == b"value"
+    assert 0 < int(broker.ttl("millrace:test:record")) <= 60

@@ -32,9 +32,12 @@ from inference_worker.contract.messages import (
     beat_key,
     decode_heartbeat,
     decode_worker_support,
+    metrics_key,
     process_of,
+    read_metrics,
     worker_of,
 )
+from inference_worker.contract.metric_families import MetricsSnapshot
 from millrace.apps.deployments.gateway_heartbeat import (
     GATEWAY_HEARTBEAT_TTL_SECONDS,
     GATEWAYS_KEY,
@@ -68,6 +71,7 @@ class ReplicaStatus:
     age_ms: int | None  # time since the last heartbeat; None: more than a minute
     host: str = ""  # name of the worker's machine; empty if it is not running
     started_at: datetime | None = None  # start of the worker's process
+    metrics: MetricsSnapshot | None = None  # since the engine's start; None: it is not loaded, or they are not known
 
     @property
     def name(self) -> str:
@@ -170,9 +174,10 @@ def _replicas(
     with broker.pipeline(transaction=False) as pipe:
         for replica_id in ids:
             pipe.pttl(beat_key(replica_id))
-        left: list[int] = pipe.execute()
+            pipe.get(metrics_key(replica_id))
+        replies: list[Any] = pipe.execute()
     found = []
-    for replica_id, ttl in zip(ids, left, strict=True):
+    for replica_id, ttl, payload in zip(ids, replies[::2], replies[1::2], strict=True):
         try:
             beat = decode_heartbeat(beats[replica_id.encode()])
         except msgspec.MsgspecError:
@@ -182,7 +187,8 @@ def _replicas(
         wish = cordons.get(worker_of(replica_id).encode(), b"")
         worker = workers.get(process_of(replica_id))
         host, started_at = (worker.host, worker.started_at) if worker else ("", None)
-        found.append(ReplicaStatus(replica_id, _state(beat, age, wish), beat, age, host, started_at))
+        metrics = read_metrics(payload) or beat.metrics
+        found.append(ReplicaStatus(replica_id, _state(beat, age, wish), beat, age, host, started_at, metrics))
     return tuple(found)
 
 
