@@ -27,6 +27,7 @@ from inference_worker.contract.messages import (
     worker_of,
 )
 from inference_worker.contract.request import RequestError
+from inference_worker.contract.unsettled_usage import UNSETTLED_KEY, UnsettledUsage
 from inference_worker.worker.engine_client import ActiveJob
 from inference_worker.worker.replica import ReplicaRecord
 
@@ -58,6 +59,7 @@ class Control:
         heartbeats: Callable[[int], Mapping[str, Heartbeat]],
         support: WorkerSupport,
         records: Callable[[], Iterable[ReplicaRecord]] = list,
+        unsettled: Callable[[], UnsettledUsage | None] = lambda: None,
     ) -> None:
         """Start the threads.
 
@@ -65,6 +67,7 @@ class Control:
             heartbeats: returns the heartbeat of each replica by its ID.
             support: is sent with the heartbeats, and without a replica alone.
             records: returns the values beside the heartbeats that are to be written now.
+            unsettled: returns the report about the unsettled usage of the worker; None without any.
         """
         self._broker = broker
         self._process_id = process_id
@@ -72,6 +75,7 @@ class Control:
         self._heartbeats = heartbeats
         self._support = encode(support)
         self._records = records
+        self._unsettled = unsettled
         self._sent: frozenset[str] = frozenset()  # replicas of the last heartbeats
         self._closing = threading.Event()
         self._cancelled: OrderedDict[tuple[str, int, int], None] = OrderedDict()  # the last cancellations received
@@ -135,7 +139,12 @@ class Control:
                 pipe.delete(beat_key(replica_id))
             pipe.hset(SUPPORT_KEY, self._process_id, self._support)
             pipe.set(beat_key(self._process_id), "", px=HEARTBEAT_TTL_MS)
-            pipe.hget(CORDONS_KEY, worker_of(self._process_id))
+            name, unsettled = worker_of(self._process_id), self._unsettled()
+            if unsettled is None:
+                pipe.hdel(UNSETTLED_KEY, name)
+            else:
+                pipe.hset(UNSETTLED_KEY, name, encode(unsettled))
+            pipe.hget(CORDONS_KEY, name)
             cordon: bytes | None = pipe.execute()[-1]
         self._sent = frozenset(beats)
         return cordon

@@ -32,6 +32,7 @@ from inference_worker.contract.deployments import ALL_WORKERS, WANTED_KEY, Wante
 from inference_worker.contract.disk import FreeSpace
 from inference_worker.contract.engine_config import EngineConfig
 from inference_worker.contract.exits import take_over
+from inference_worker.contract.host import host_name
 from inference_worker.contract.journal import RECORD_BYTES, Journal, JournalBusyError
 from inference_worker.contract.messages import (
     TASK_LOST_MS,
@@ -49,6 +50,7 @@ from inference_worker.contract.messages import (
 from inference_worker.contract.model_bundles import derive_salt
 from inference_worker.contract.request import RequestError
 from inference_worker.contract.settings import ModelSpec, WorkerSettings
+from inference_worker.contract.unsettled_usage import UnsettledUsage, describe_unsettled
 from inference_worker.contract.upstreams import UpstreamEngine, UpstreamSpec
 from inference_worker.contract.version import VERSION
 from inference_worker.contract.worker_names import default_name
@@ -62,7 +64,7 @@ from inference_worker.worker.credentials import CredentialStore, needs_of
 from inference_worker.worker.engine_client import ActiveJob, Engine, ResidentEngine
 from inference_worker.worker.engine_options import make_engine_config
 from inference_worker.worker.managed.engine import ManagedEngine, start_server
-from inference_worker.worker.name_lease import NameLease, describe_conflict, host_name
+from inference_worker.worker.name_lease import NameLease, describe_conflict
 from inference_worker.worker.orphaned_journals import OrphanedJournals
 from inference_worker.worker.publisher import Publisher
 from inference_worker.worker.reconciler import Reconciler
@@ -234,7 +236,9 @@ class Worker:
                 raise SystemExit(f"{home.spec.name} cannot be loaded: {exc}") from exc
         self._bundles.start()
         sent = WorkerSupport(self._pools, support, host_name(), int(time.time()))
-        self._control = Control(self._broker, replica_id, self, self._heartbeats, sent, self._replica_records)
+        self._control = Control(
+            self._broker, replica_id, self, self._heartbeats, sent, self._replica_records, self._unsettled_usage
+        )
         self.credentials.start()
         self.replicas.start()
         self._orphaned_journals.start()
@@ -547,6 +551,9 @@ class Worker:
 
     def _replica_records(self) -> list[ReplicaRecord]:
         return [record for replica in self.replicas.replicas for record in replica.new_records()]
+
+    def _unsettled_usage(self) -> UnsettledUsage | None:
+        return describe_unsettled(self._publisher.unsettled, host_name(), self.replica_id)
 
     def _on_broken(self) -> None:
         self.broken.set()

@@ -121,7 +121,7 @@ def test_a_full_disk_rejects_new_requests_and_recovers(small_disk: Path) -> None
             assert (event["outcome"], event["output"]) == ("completed", TOKENS)
         check_health(stack)
         (_, title, over), (replica, of_replica, _) = issues(stack)
-        assert title.startswith("Disk almost full:")
+        assert title.startswith("Disk of ")
         assert not over
         assert replica.startswith(f"{stack.worker_name}.")
         assert "accepts no new requests" in of_replica

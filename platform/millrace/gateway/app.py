@@ -124,7 +124,9 @@ class Gateway:
         latencies = LatencyTracker()
         signals = TargetSignals(self.budget_admission.prices, latencies, self.dispatcher.relative_load)
         self.router = Router(models, loading, signals)
-        self.monitor = DispatchMonitor(self.dispatcher, activity, lambda: self.catalog.failures)
+        self.monitor = DispatchMonitor(
+            self.dispatcher, activity, lambda: self.catalog.failures, lambda: self.disk.report
+        )
         self.subscribers = StreamSubscribers(self.broker)
         self.tenant_db = TenantConnectionPool(settings.database_url)
         self.storage = Storage(settings.data_dir)

@@ -32,6 +32,7 @@ from inference_worker.contract.messages import (
 from inference_worker.contract.prefix_digest import NO_DIGEST, digest_key
 from inference_worker.contract.settings import deployment_name
 from millrace.apps.deployments.gateway_heartbeat import GatewayHeartbeat, QueueDepth, send_gateway_heartbeat
+from millrace.environment.host_reports import HostReport
 from millrace.gateway.core.activity import Activity, Poll
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.errors import ApiError
@@ -61,14 +62,17 @@ class DispatchMonitor:
         dispatcher: Dispatcher,
         activity: Activity | None = None,
         read_failures: Callable[[], Mapping[str, str]] = dict,
+        read_host: Callable[[], HostReport | None] = lambda: None,
     ) -> None:
         """Create a monitor.
 
         Args:
             read_failures: returns the deployments whose model bundle this gateway cannot load, each with the reason.
+            read_host: returns the state of this machine.
         """
         self._dispatcher = dispatcher
         self._read_failures = read_failures
+        self._read_host = read_host
         self._pauses = Poll(activity)
         self._broker = dispatcher.broker
         self._replicas = dispatcher.replicas
@@ -142,7 +146,8 @@ class DispatchMonitor:
             QueueDepth(*queue_key, len(waits), round(max(waits) * 1000)) for queue_key, waits in sorted(waiting.items())
         )
         hit_rates = self._dispatcher.placement.hit_rates.recent(self._replicas.live())
-        return GatewayHeartbeat(self._dispatcher.in_flight, tuple(depths), hit_rates, dict(self._read_failures()))
+        in_flight, failures = self._dispatcher.in_flight, dict(self._read_failures())
+        return GatewayHeartbeat(in_flight, tuple(depths), hit_rates, failures, self._read_host())
 
     async def _demand_loads(self) -> None:
         """Request the load of unloaded deployments that requests wait for. Workers read it twice a second."""
