@@ -110,7 +110,7 @@ def start_valkey(running: ExitStack) -> str:
     state = Path(tempfile.mkdtemp(prefix="millrace-benchmark-"))
     running.callback(shutil.rmtree, state, ignore_errors=True)
     state.chmod(0o711)
-    server = Valkey(state)
+    server = Valkey(state, durable=False)
     program = server.prepare()
     process = program.start(running.enter_context((state / f"{program.name}.log").open("ab")))
     running.callback(program.stop, process)
