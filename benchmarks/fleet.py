@@ -3,7 +3,7 @@
     python -m benchmarks.fleet --replicas 10,100,1000
     python -m benchmarks.fleet --replicas 1,200 --json figures.json
 
-A process writes to Valkey what so many workers write: each replica's heartbeat twice a second, its metrics once a
+A process writes to Valkey what the workers write: the heartbeat of each replica twice a second, its metrics once a
 second, and once a second a digest of its prefix cache, which has changed. This process is the gateway: its dispatcher
 and its dispatch monitor. A task that sleeps for 2 ms measures the pauses of the event loop. /metrics is rendered every
 second, more often than Prometheus usually does. Then requests are placed, one after the other, with the digests of all
@@ -130,7 +130,7 @@ def start_valkey(running: ExitStack) -> str:
 
 
 def measure(url: str, count: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Return the figures of a gateway with so many replicas."""
+    """Return the figures of a gateway with this number of replicas."""
     with valkey.connect(url, valkey.WORKER) as broker:
         broker.flushdb()
     context = multiprocessing.get_context("spawn")

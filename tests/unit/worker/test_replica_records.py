@@ -81,7 +81,7 @@ def heartbeat_of(replica: LocalReplica) -> Heartbeat:
 
 @pytest.fixture
 def digests(replica: LocalReplica, clock: Clock) -> Callable[[float], list[int]]:
-    """Return a function that returns the versions of the digests that are written after so many seconds."""
+    """Return a function that returns the versions of the digests that are written after a time."""
 
     def write(seconds: float) -> list[int]:
         clock.now += seconds

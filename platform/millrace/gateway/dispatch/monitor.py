@@ -45,7 +45,7 @@ log = structlog.get_logger(__name__)
 
 KNOWN_AFTER_ROUNDS = 3  # exchanges in which each running replica has sent two heartbeats, so that it is seen alive
 DIGEST_ROUNDS = 2  # between readings of the digests of prefix caches
-DIGESTS_PER_READ = 32  # which take a millisecond; other tasks run between reads
+DIGESTS_PER_READ = 32  # decoded in less than a millisecond; other tasks run between reads
 FIRST_RENOTIFY_SECONDS = 1.5  # a lost task is sent again after TASK_LOST_MS
 RENOTIFY_SECONDS = 5.0
 MAX_LOST_REPLICAS = 3  # with this many lost replicas, the request probably causes the losses

@@ -35,7 +35,7 @@ from inference_worker.contract.messages import (
 log = structlog.get_logger(__name__)
 
 FORGET_SECONDS = 60.0
-POINT_BYTES = 8  # of a hash on the ring of replicas
+POINT_BYTES = 8  # bytes of a hash on the ring of replicas
 
 
 async def read_present(broker: redis.Redis) -> set[str]:
