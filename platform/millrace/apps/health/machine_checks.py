@@ -18,7 +18,7 @@ MANY_RESTARTS = 3  # recent restarts of a running process
 
 def find_hosts(board: FleetStatus | None) -> list[HostReport]:
     """Return the state of this machine and of those with a gateway. `board`: None without Valkey."""
-    found = {}
+    found: dict[str, HostReport] = {}
     for gateway in board.gateways if board is not None else ():
         if gateway.presence.host is not None:  # None: a gateway of an earlier release
             found[gateway.presence.host.name] = gateway.presence.host

@@ -91,7 +91,7 @@ async def read_snapshots(broker: redis.Redis, replica_ids: Sequence[str]) -> dic
     Raises:
         redis.RedisError: Valkey cannot be reached.
     """
-    found = {}
+    found: dict[str, MetricsSnapshot] = {}
     for start in range(0, len(replica_ids), SNAPSHOTS_PER_READ):
         part = replica_ids[start : start + SNAPSHOTS_PER_READ]
         payloads: Any = await broker.mget([metrics_key(replica_id) for replica_id in part])
