@@ -1,7 +1,8 @@
 """Unsettled usage of workers, as their heartbeats report it. The report of a lost worker remains.
 
-The hash `millrace:unsettled_usage` has an `UnsettledUsage` by worker name, while the worker's journal has usage that is
-not known to be settled. The usage itself is only in the journal, and usually also in the usage stream.
+The hash `millrace:unsettled_usage` has an `UnsettledUsage` by the ID of a journal, while the journal has usage that is
+not known to be settled. So a worker that has the name of a lost one and another journal does not replace its report.
+The usage itself is only in the journal, and usually also in the usage stream.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ class UnsettledEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class UnsettledUsage(msgspec.Struct, frozen=True):
-    """The usage of one worker that is not known to be settled."""
+    """The usage in one journal that is not known to be settled."""
 
+    worker: str  # name of the worker
     host: str  # name of the machine with the journal
     process_id: str
     executions: int
@@ -34,7 +36,9 @@ class UnsettledUsage(msgspec.Struct, frozen=True):
     newest: UnsettledEntry
 
 
-def describe_unsettled(events: Sequence[ExecutionUsage], host: str, process_id: str) -> UnsettledUsage | None:
+def describe_unsettled(
+    events: Sequence[ExecutionUsage], worker: str, host: str, process_id: str
+) -> UnsettledUsage | None:
     """Return the report about a journal's unsettled events, which are given oldest first; None without any.
 
     Executions that the operator pays are left out, since they have no usage event.
@@ -42,7 +46,8 @@ def describe_unsettled(events: Sequence[ExecutionUsage], host: str, process_id: 
     billed = [event for event in events if not event.billing_context.is_operator_paid]
     if not billed:
         return None
-    return UnsettledUsage(host, process_id, len(billed), _describe_entry(billed[0]), _describe_entry(billed[-1]))
+    oldest, newest = _describe_entry(billed[0]), _describe_entry(billed[-1])
+    return UnsettledUsage(worker, host, process_id, len(billed), oldest, newest)
 
 
 def _describe_entry(event: ExecutionUsage) -> UnsettledEntry:

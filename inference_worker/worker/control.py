@@ -60,6 +60,7 @@ class Control:
         support: WorkerSupport,
         records: Callable[[], Iterable[ReplicaRecord]] = list,
         unsettled: Callable[[], UnsettledUsage | None] = lambda: None,
+        journal_id: str = "",
     ) -> None:
         """Start the threads.
 
@@ -67,7 +68,8 @@ class Control:
             heartbeats: returns the heartbeat of each replica by its ID.
             support: is sent with the heartbeats, and without a replica alone.
             records: returns the values beside the heartbeats that are to be written now.
-            unsettled: returns the report about the unsettled usage of the worker; None without any.
+            unsettled: returns the report about the unsettled usage in the journal; None without any.
+            journal_id: the ID of the journal; empty: there is none.
         """
         self._broker = broker
         self._process_id = process_id
@@ -76,6 +78,7 @@ class Control:
         self._support = encode(support)
         self._records = records
         self._unsettled = unsettled
+        self._journal_id = journal_id
         self._sent: frozenset[str] = frozenset()  # replicas of the last heartbeats
         self._closing = threading.Event()
         self._cancelled: OrderedDict[tuple[str, int, int], None] = OrderedDict()  # the last cancellations received
@@ -139,12 +142,11 @@ class Control:
                 pipe.delete(beat_key(replica_id))
             pipe.hset(SUPPORT_KEY, self._process_id, self._support)
             pipe.set(beat_key(self._process_id), "", px=HEARTBEAT_TTL_MS)
-            name, unsettled = worker_of(self._process_id), self._unsettled()
-            if unsettled is None:
-                pipe.hdel(UNSETTLED_KEY, name)
-            else:
-                pipe.hset(UNSETTLED_KEY, name, encode(unsettled))
-            pipe.hget(CORDONS_KEY, name)
+            if (unsettled := self._unsettled()) is not None:
+                pipe.hset(UNSETTLED_KEY, self._journal_id, encode(unsettled))
+            elif self._journal_id:
+                pipe.hdel(UNSETTLED_KEY, self._journal_id)
+            pipe.hget(CORDONS_KEY, worker_of(self._process_id))
             cordon: bytes | None = pipe.execute()[-1]
         self._sent = frozenset(beats)
         return cordon

@@ -46,6 +46,7 @@ from inference_worker.contract.messages import (
     encode,
     wakeup_sent_key,
     wakeups_key,
+    worker_of,
 )
 from inference_worker.contract.model_bundles import derive_salt
 from inference_worker.contract.request import RequestError
@@ -237,7 +238,14 @@ class Worker:
         self._bundles.start()
         sent = WorkerSupport(self._pools, support, host_name(), int(time.time()))
         self._control = Control(
-            self._broker, replica_id, self, self._heartbeats, sent, self._replica_records, self._unsettled_usage
+            self._broker,
+            replica_id,
+            self,
+            self._heartbeats,
+            sent,
+            self._replica_records,
+            self._unsettled_usage,
+            journal.id,
         )
         self.credentials.start()
         self.replicas.start()
@@ -553,7 +561,8 @@ class Worker:
         return [record for replica in self.replicas.replicas for record in replica.new_records()]
 
     def _unsettled_usage(self) -> UnsettledUsage | None:
-        return describe_unsettled(self._publisher.unsettled, host_name(), self.replica_id)
+        name = worker_of(self.replica_id)
+        return describe_unsettled(self._publisher.unsettled, name, host_name(), self.replica_id)
 
     def _on_broken(self) -> None:
         self.broken.set()

@@ -118,4 +118,4 @@ def test_executions_that_the_operator_pays_have_no_usage_event(tmp_path: Path, j
     shadow = msgspec.structs.replace(event, billing_context=context)
     journalled("a", shadow)
     assert reconcile(tmp_path).is_clean
-    assert describe_unsettled([shadow], "far", "a.aa") is None
+    assert describe_unsettled([shadow], "a", "far", "a.aa") is None

@@ -32,7 +32,7 @@ def report(broker: redis.Redis) -> Callable[..., None]:
     """Return a function that writes the report of a worker on the host `far`."""
 
     def write(*events: ExecutionUsage) -> None:
-        broker.hset(UNSETTLED_KEY, "m-0", encode(describe_unsettled(events, "far", "m-0.aa")))
+        broker.hset(UNSETTLED_KEY, "journal", encode(describe_unsettled(events, "m-0", "far", "m-0.aa")))
 
     return write
 
@@ -53,7 +53,7 @@ def test_the_usage_of_a_lost_worker_is_listed_until_it_is_settled(
     events = [event(number) for number in range(3)]
     report(*events)
     (issue,) = issues()
-    assert (issue.issue_type, issue.subject, issue.urgent) == (IssueType.UNSETTLED, "m-0", True)
+    assert (issue.issue_type, issue.subject, issue.urgent) == (IssueType.UNSETTLED, "journal", True)
     assert issue.title.startswith("m-0 on far is lost with 3 unsettled executions, oldest 10")
     assert "req_0" in issue.todo
     settle_events(events[0])
@@ -84,7 +84,7 @@ def test_the_job_removes_settled_reports(broker: redis.Redis, report: Callable[.
 def test_reports_of_another_version_are_skipped(broker: redis.Redis, report: Callable[..., None]) -> None:
     broker.hset(UNSETTLED_KEY, "other", msgspec.msgpack.encode(["unknown"]))
     report(event(0))
-    assert [issue.subject for issue in issues()] == ["m-0"]
+    assert [issue.subject for issue in issues()] == ["journal"]
 
 
 def test_usage_of_archived_months_is_settled(report: Callable[..., None]) -> None:

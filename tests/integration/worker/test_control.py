@@ -221,17 +221,17 @@ def test_unsettled_usage_is_reported_and_remains_after_the_process(
     events = [make_usage(make_job("req_1")), make_usage(make_job("req_2"))]
 
     def unsettled() -> UnsettledUsage | None:
-        return describe_unsettled(events, "far", "m-0.1f")
+        return describe_unsettled(events, "m-0", "far", "m-0.1f")
 
-    control = Control(broker, "m-0.1f", engine, heartbeats, SUPPORT, unsettled=unsettled)
-    eventually(lambda: broker.hexists(UNSETTLED_KEY, "m-0"))
-    payload: Any = broker.hget(UNSETTLED_KEY, "m-0")
+    control = Control(broker, "m-0.1f", engine, heartbeats, SUPPORT, unsettled=unsettled, journal_id="journal")
+    eventually(lambda: broker.hexists(UNSETTLED_KEY, "journal"))
+    payload: Any = broker.hget(UNSETTLED_KEY, "journal")
     report = decode_unsettled(payload)
-    assert (report.host, report.process_id, report.executions) == ("far", "m-0.1f", 2)
+    assert (report.worker, report.host, report.process_id, report.executions) == ("m-0", "far", "m-0.1f", 2)
     assert (report.oldest.request_id, report.newest.request_id) == ("req_1", "req_2")
     events.clear()
-    eventually(lambda: not broker.hexists(UNSETTLED_KEY, "m-0"))
+    eventually(lambda: not broker.hexists(UNSETTLED_KEY, "journal"))
     events.append(make_usage(make_job("req_3")))
-    eventually(lambda: broker.hexists(UNSETTLED_KEY, "m-0"))
+    eventually(lambda: broker.hexists(UNSETTLED_KEY, "journal"))
     control.close()
-    assert broker.hexists(UNSETTLED_KEY, "m-0")
+    assert broker.hexists(UNSETTLED_KEY, "journal")

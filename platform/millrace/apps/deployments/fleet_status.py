@@ -115,7 +115,7 @@ class FleetStatus:
     settler: SettlerStatus | None  # None: no report yet
     settler_age_ms: int | None
     workers: tuple[WorkerStatus, ...] = ()
-    # Worker name -> usage that a lost worker may have left in its journal.
+    # ID of a journal -> usage that a lost worker may have left in it.
     left_usage: dict[str, UnsettledUsage] = field(default_factory=dict)
 
     def find_namesakes(self) -> dict[str, list[WorkerStatus]]:
@@ -238,19 +238,21 @@ def _workers(broker: redis.Redis, supports: Mapping[bytes, bytes]) -> tuple[Work
 
 
 def _find_left_usage(broker: redis.Redis, reports: Mapping[bytes, bytes]) -> dict[str, UnsettledUsage]:
-    """Return the reports about unsettled usage whose processes are lost, by worker name."""
+    """Return the reports about unsettled usage whose processes are lost, by the ID of the journal."""
     found: dict[str, UnsettledUsage] = {}
-    for name, payload in sorted(reports.items()):
+    for journal_id, payload in sorted(reports.items()):
         try:
-            found[name.decode()] = decode_unsettled(payload)
+            found[journal_id.decode()] = decode_unsettled(payload)
         except msgspec.MsgspecError:
-            log.warning("unsettled_usage_unreadable", worker=name.decode())  # another version, during a deployment
+            log.warning(
+                "unsettled_usage_unreadable", journal_id=journal_id.decode()
+            )  # another version, during a deployment
     with broker.pipeline(transaction=False) as pipe:
         for report in found.values():
             pipe.pttl(beat_key(report.process_id))
         left: list[int] = pipe.execute()
     oldest_beat = HEARTBEAT_TTL_MS - round(REPLICA_LOST_SECONDS * 1000)
-    return {name: report for (name, report), ttl in zip(found.items(), left, strict=True) if ttl < oldest_beat}
+    return {key: report for (key, report), ttl in zip(found.items(), left, strict=True) if ttl < oldest_beat}
 
 
 def _gateways(broker: redis.Redis, names: Iterable[bytes]) -> tuple[GatewayStatus, ...]:

@@ -19,19 +19,19 @@ from tenants.isolation.scopes import all_tenants_scope
 
 def check_left_usage(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
     """Report lost workers whose last reported usage is not settled."""
-    for worker, report in board.left_usage.items():
+    for journal_id, report in board.left_usage.items():
         if is_settled(report):
             continue
         title = Text(
             "%(worker)s on %(host)s is lost with %(number)s unsettled execution",
             "%(worker)s on %(host)s is lost with %(number)s unsettled executions",
-            worker=worker,
+            worker=report.worker,
             host=report.host,
             number=report.executions,
         )
         yield HealthIssue(
             IssueType.UNSETTLED,
-            worker,
+            journal_id,  # several lost workers may have one name
             urgent=True,
             title=add_age(title, datetime.fromtimestamp(report.oldest.admitted_at / 1_000_000, UTC), now),
             todo=Text(
@@ -52,7 +52,7 @@ def forget_settled(board: FleetStatus) -> int:
         redis.RedisError: Valkey cannot be reached.
     """
     with all_tenants_scope(BypassReason.HOUSEKEEPING):
-        settled = [worker for worker, report in board.left_usage.items() if is_settled(report)]
+        settled = [journal_id for journal_id, report in board.left_usage.items() if is_settled(report)]
     if settled:
         with valkey.connect(settings.MILLRACE.valkey_url, valkey.PAGES) as broker:
             broker.hdel(UNSETTLED_KEY, *settled)
