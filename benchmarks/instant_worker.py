@@ -17,6 +17,7 @@ from typing import Any
 
 import inference_worker.worker.worker
 from inference_worker.__main__ import main
+from inference_worker.contract.metric_families import MetricsSnapshot
 from inference_worker.contract.request import RequestError, RequestOutput, TokenCounts
 from inference_worker.engine.engine import EngineStats
 from inference_worker.worker.engine_client import ActiveJob, Deliver, Requeued
@@ -69,8 +70,9 @@ class InstantEngine:
         counts: Any = dict.fromkeys((field.name for field in fields(EngineStats)), 0)
         return EngineStats(**counts | {"num_running": len(self._live), "circuit_open": False})
 
-    def metrics(self) -> None:
+    def metrics(self) -> MetricsSnapshot:
         """Return empty metrics."""
+        return MetricsSnapshot({}, {}, {})
 
     def close(self) -> None:
         self._closing.set()

@@ -154,7 +154,9 @@ def _make_waiting(tokens: list[int], output: int, tenant: int, following: Iterat
     hashes: list[bytes] = []
     for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
         hashes.append(hash_block(hashes[-1] if hashes else None, tokens[start : start + BLOCK], SALT))
-    job = InferenceJob(BillingContext(0, "r", 0, tenant, 1, 1, "m"), "gw", tokens, SamplingParams(), SALT, 0.0)
+    job = InferenceJob(
+        BillingContext(0, f"r{tenant}-{len(tokens)}", 0, tenant, 1, 1, "m"), "gw", tokens, SamplingParams(), SALT, 0.0
+    )
     return Waiting(job, Turn(0.0, hashes, tokens, output), tenant, following)
 
 

@@ -111,6 +111,7 @@ class GatewayPlacement:
         self._digests = digests
         self._published: dict[str, bytes] = {}
         self._published_at = self._read_at = -10.0
+        self._requests = 0
         for beat in (1, 2):
             self.registry.update(
                 {name.encode(): encode(Heartbeat(beat, "m", True, False, 0, 0, slots, 1, 0)) for name in self._replicas}
@@ -119,7 +120,9 @@ class GatewayPlacement:
 
     def choose(self, turn: Turn, now: float) -> tuple[str, int | None]:
         self.exchange(now)
-        job = InferenceJob(BillingContext(0, "r", 0, 1, 1, 1, "m"), "gw", turn.tokens, SamplingParams(), SALT, 0.0)
+        self._requests += 1  # each request has an ID, which selects some of the candidates
+        context = BillingContext(0, f"r{self._requests}", 0, 1, 1, 1, "m")
+        job = InferenceJob(context, "gw", turn.tokens, SamplingParams(), SALT, 0.0)
         choice = self.placement.choose(job)
         if choice is None:
             raise RuntimeError("a replica has always a credit")

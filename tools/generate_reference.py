@@ -80,12 +80,9 @@ def metrics_tables() -> Mapping[str, str]:
 def _gateway_metric_rows() -> list[str]:
     from billing.metering.status import SettlerStatus
     from millrace.gateway.dispatch.metrics import GatewayMetrics
-    from millrace.gateway.dispatch.replica_metrics import ReplicaMetrics
     from millrace.gateway.dispatch.replicas import ReplicaRegistry
 
-    replicas = ReplicaRegistry(lambda: 0.0)
-    replica_names = {family.name for family in ReplicaMetrics(replicas).collect()}
-    metrics = GatewayMetrics(replicas)
+    metrics = GatewayMetrics(ReplicaRegistry())
     # A metric has labels only if it has a sample.
     for metric, count in (
         (metrics.requests, 2),
@@ -101,8 +98,6 @@ def _gateway_metric_rows() -> list[str]:
     metrics.outboxes.totals = (("", "", 0),)
     rows = []
     for family in metrics.registry.collect():
-        if family.name in replica_names:
-            continue
         labels = [name for name in family.samples[0].labels if name != "le"]
         rows.append(_metric_row(family.name, family.type, labels, family.documentation))
     return rows

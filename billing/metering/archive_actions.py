@@ -152,7 +152,7 @@ def _detach(month: date, manifest: Manifest, periods: list[int]) -> None:
         cursor.execute(f"ALTER TABLE billing_usageevent DETACH PARTITION {name}")
         values = {"rows": rows, "sha256": manifest.usage.sha256, "periods": periods, "detached_at": datetime.now(UTC)}
         _archive_rows().update_or_create(month=month, defaults={**values, "dropped_at": None, "restored_at": None})
-    log.info("usage_detached", month=manifest.month, rows=rows)
+    log.info("usage_detached", month=manifest.month, rows=rows, host=manifest.host)
 
 
 def _drop(month: date, manifest: Manifest) -> None:

@@ -21,6 +21,7 @@ import msgspec
 
 from billing.metering.partitions import partition_name, shift_month
 from billing.models import Adjustment, UsageArchive, UsageEvent
+from inference_worker.contract.host import host_name
 from inference_worker.contract.request import TOKEN_COLUMNS
 from inference_worker.contract.texts import Text
 from tenants import csv_tables
@@ -64,6 +65,7 @@ class Manifest(msgspec.Struct, frozen=True):
     month: str  # 2026-08
     usage: Part
     adjustments: Part
+    host: str = ""  # machine that wrote the files; empty: an earlier release
 
     @property
     def first_day(self) -> date:
@@ -86,6 +88,7 @@ def write(cursor: Any, month: date, directory: Path) -> Manifest:
         adjustments=_write_part(
             cursor, adjustments_of(month), _columns(Adjustment), directory, f"usage-{month:%Y-%m}-adjustments.csv.gz"
         ),
+        host=host_name(),
     )
     encoded = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
     _replace(manifest_path(directory, month), lambda path: path.write_bytes(encoded + b"\n"))

@@ -17,6 +17,7 @@ from django.db.models import Count
 from billing.metering.worker_journals import find_unsettled
 from billing.models import BudgetCorrection, Reconciliation, UsageQuarantine
 from billing.periods import close_after
+from inference_worker.contract.host import host_name
 from inference_worker.contract.request import TOKEN_CLASSES
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
@@ -94,6 +95,7 @@ def reconcile(journals: Path | None = None) -> Reconciliation:
         lost = [
             {
                 "journal": worker.worker,
+                "host": host_name(),
                 "tenant": worker.tenant_id,
                 "tokens": worker.tokens,
                 "requests": worker.executions,

@@ -1,7 +1,8 @@
-"""Unsettled usage in the workers' journals of this machine.
+"""Unsettled usage in the workers' journals of this machine, and in those of lost workers on any machine.
 
-A worker sends journaled usage until it is settled. So this finds only usage that is not sent any more: of a worker that
-is gone and does not return under its name.
+A worker sends journaled usage until it is settled. So `find_unsettled` finds only usage that is not sent any more: of a
+worker that is gone and does not return under its name. The journals of other machines cannot be read. `is_settled`
+checks what their workers last reported.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from billing.metering.partitions import existing_partitions, month_of, partition
 from billing.models import UsageQuarantine
 from inference_worker.contract.journal import read_journal
 from inference_worker.contract.messages import ExecutionUsage
+from inference_worker.contract.unsettled_usage import UnsettledUsage
 
 log = structlog.get_logger(__name__)
 
@@ -56,7 +58,8 @@ def find_unsettled(directory: Path, before: datetime) -> list[Unsettled]:
             journaled = {
                 (event.billing_context.request_id, event.billing_context.execution): (event, payload)
                 for event, payload in read_journal(journal)
-                if _read_admission_time(event) < before
+                if not event.billing_context.is_operator_paid  # it has no usage event
+                and _read_admission_time(event) < before
                 and partition_name(month_of(_read_admission_time(event))) in attached
             }
         except (msgspec.MsgspecError, ValueError, OverflowError, OSError) as exc:
@@ -76,15 +79,39 @@ def _without_row(journaled: Sequence[tuple[ExecutionUsage, bytes]]) -> list[Exec
         (_read_admission_time(event), event.billing_context.request_id, event.billing_context.execution)
         for event, _ in journaled
     ]
-    times, names, executions = zip(*keys, strict=True)
-    with connection.cursor() as cursor:
-        cursor.execute(_MISSING, [array(times), text_array(names), array(executions)])
-        missing = [journaled[place - 1] for (place,) in cursor.fetchall()]
+    missing = [journaled[place] for place in _find_missing(keys)]
     hashes = {hashlib.sha256(payload).digest() for _, payload in missing}
     rows: Any = UsageQuarantine.objects.filter(payload_hash__in=hashes).values_list("payload_hash", flat=True)
     looked_at = {bytes(payload_hash) for payload_hash in rows}
     return [event for event, payload in missing if hashlib.sha256(payload).digest() not in looked_at]
 
 
+def _find_missing(keys: Sequence[tuple[datetime, str, int]]) -> list[int]:
+    """Return the places of the executions without a usage event."""
+    times, names, executions = zip(*keys, strict=True)
+    with connection.cursor() as cursor:
+        cursor.execute(_MISSING, [array(times), text_array(names), array(executions)])
+        return [place - 1 for (place,) in cursor.fetchall()]
+
+
+def is_settled(reported: UnsettledUsage) -> bool:
+    """Return whether the usage that a lost worker reported as unsettled is settled, by its oldest and newest execution.
+
+    An all-tenants scope must be open. Usage of archived months is settled.
+    """
+    attached = set(existing_partitions())
+    entries = {entry: _read_time(entry.admitted_at) for entry in (reported.oldest, reported.newest)}
+    keys = [
+        (time, entry.request_id, entry.execution)
+        for entry, time in entries.items()
+        if partition_name(month_of(time)) in attached
+    ]
+    return not keys or not _find_missing(keys)
+
+
 def _read_admission_time(event: ExecutionUsage) -> datetime:
-    return EPOCH + timedelta(microseconds=event.billing_context.admitted_at)
+    return _read_time(event.billing_context.admitted_at)
+
+
+def _read_time(microseconds: int) -> datetime:
+    return EPOCH + timedelta(microseconds=microseconds)

@@ -1,5 +1,7 @@
 """Payments from files in a directory: CSV files, and bank statements in the format camt.053.
 
+The directory is that of the machine whose web jobs run the task. The log names this machine.
+
 Rename a file into the directory, so that it is never read incomplete. What was recorded before is skipped, so a file
 may be repeated. Every process that may write to the directory is trusted.
 """
@@ -15,6 +17,7 @@ from billing.payments.camt import MAX_BYTES
 from billing.payments.file_errors import FileRefused
 from billing.payments.payment_csv import read_payments
 from billing.payments.recording import do_record_payment
+from inference_worker.contract.host import host_name
 from tenants.actions import ActionRefused
 
 log = structlog.get_logger(__name__)
@@ -30,6 +33,7 @@ def collect(directory: Path) -> int:
     for path in sorted([*directory.glob("*.csv"), *directory.glob("*.xml")]):
         found, errors = _record(path)
         recorded += found
+        log.info("payment_file_read", file=path.name, host=host_name(), recorded=found)
         _put_away(path, errors)
     return recorded
 
@@ -61,5 +65,5 @@ def _put_away(path: Path, errors: list[str]) -> None:
     place.mkdir(exist_ok=True)
     if errors:
         (place / f"{path.name}.txt").write_text("\n".join(errors) + "\n", encoding="utf-8")
-        log.error("payment_file_rejected", file=path.name, errors=errors)
+        log.error("payment_file_rejected", file=path.name, host=host_name(), errors=errors)
     path.replace(place / path.name)

@@ -47,6 +47,8 @@ REPLICA_LOST_SECONDS = 10.0  # after this time without a heartbeat, a replica's 
 # TTL of `millrace:replica_heartbeat:<replica>`, also of a process without replicas. The remaining TTL gives the
 # heartbeat's age by the broker's clock.
 HEARTBEAT_TTL_MS = 60_000
+METRICS_SECONDS = 1.0  # between writes of a replica's metrics, which only readers of metrics read
+METRICS_TTL_SECONDS = 60
 # TTL of `wakeup_sent_key`: a task that was not received after this time is considered lost, and another is sent.
 TASK_LOST_MS = 1000
 GATEWAY_STREAM_LENGTH = 10_000  # batches; a gateway that is further behind reads the event logs
@@ -110,6 +112,11 @@ def replica_keys(replica_id: str) -> tuple[str, ...]:
 
 def beat_key(replica_id: str) -> str:
     return f"millrace:replica_heartbeat:{replica_id}"
+
+
+def metrics_key(replica_id: str) -> str:
+    """Return the key of a replica's MetricsSnapshot since its engine's start."""
+    return f"millrace:replica_metrics:{replica_id}"
 
 
 def worker_of(replica_id: str) -> str:
@@ -356,7 +363,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
     max_num_seqs: int
     kv_blocks: int
     kv_blocks_used: int
-    metrics: MetricsSnapshot | None = None  # since the engine's start
+    metrics: MetricsSnapshot | None = None  # only of workers of an earlier release; others write it to `metrics_key`
     batch: int = 0  # running and waiting requests of the batch class
     machine: Machine | None = None
     cpu_seconds: float = 0.0  # CPU time of the process
@@ -377,6 +384,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
     held_back: int = 0  # part of `waiting` that waits for an upstream's capacity, so that it needs no slot now
     circuit_open: bool = False  # its upstream has failed several times in a row, and not responded since
     tenants_paused: int = 0  # tenants and own credentials whose last requests to its upstream have failed
+    digest: int | None = None  # version of the digest of its prefix cache; None: a worker of an earlier release
 
 
 class WorkerSupport(msgspec.Struct, frozen=True):
@@ -397,4 +405,13 @@ decode_usage = msgspec.msgpack.Decoder(ExecutionUsage).decode
 decode_event = msgspec.msgpack.Decoder(StreamEvent).decode
 decode_events = msgspec.msgpack.Decoder(list[StreamEvent]).decode
 decode_heartbeat = msgspec.msgpack.Decoder(Heartbeat).decode
+_decode_metrics = msgspec.msgpack.Decoder(MetricsSnapshot).decode
 decode_worker_support = msgspec.msgpack.Decoder(WorkerSupport).decode
+
+
+def read_metrics(payload: bytes | None) -> MetricsSnapshot | None:
+    """Return a replica's metrics; None if Valkey has none, or those of another version."""
+    try:
+        return None if payload is None else _decode_metrics(payload)
+    except msgspec.MsgspecError:
+        return None

@@ -3,14 +3,16 @@
 A block's hash depends on its tokens, all blocks before it, and a salt of the tenant and the replica's variant
 (inference_worker.contract.model_bundles). A digest contains 4 bytes of the hash
 of each cached block; of a large cache only every `rate`-th hash, selected by its value. Workers store digests in Valkey
-in `millrace:prefixes:<replica>`, which expires.
+in `millrace:prefixes:<replica>`, which expires. A heartbeat has the version of its replica's digest, so that gateways
+read only digests that changed.
 """
 
 from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -22,6 +24,7 @@ MAX_DIGEST_HASHES = 8192
 MAX_PREDICTED_BLOCKS = 1024  # blocks of a prompt that are compared
 DIGEST_SECONDS = 1.0  # between digests of a replica whose cache changes
 DIGEST_TTL_SECONDS = 60
+NO_DIGEST = 0  # as the version of a replica's digest
 _SAMPLE, _STORED = slice(0, 4), slice(4, 8)  # bytes of a hash
 
 
@@ -30,8 +33,9 @@ class PrefixDigest(msgspec.Struct, frozen=True):
 
     block_size: int
     rate: int  # a power of two
-    hashes: bytes
+    hashes: bytes  # 32-bit integers, little-endian, increasing if the digest has a version
     variant: bytes = b""  # what distinguishes the replica (Machine.variant)
+    version: int = NO_DIGEST  # increases with each change; NO_DIGEST: a worker of an earlier release
 
 
 def digest_key(replica_id: str) -> str:
@@ -48,12 +52,12 @@ def hash_block(parent: bytes | None, tokens: Sequence[int], salt: bytes) -> byte
 
 
 def make_digest(block_size: int, hashes: Sequence[bytes]) -> PrefixDigest:
-    """Return the digest of the blocks with these hashes."""
+    """Return the digest of the blocks with these hashes, without a version."""
     rate = 1
     while len(hashes) > MAX_DIGEST_HASHES:
         rate *= 2
         hashes = [each for each in hashes if _is_sampled(each, rate)]
-    return PrefixDigest(block_size, rate, b"".join(each[_STORED] for each in hashes))
+    return PrefixDigest(block_size, rate, _sort(b"".join(each[_STORED] for each in hashes)).tobytes())
 
 
 class _ReplicaBlocks(NamedTuple):
@@ -62,28 +66,49 @@ class _ReplicaBlocks(NamedTuple):
     block_size: int
     variant: bytes
     rate: int
-    hashes: frozenset[bytes]
+    hashes: array[int]  # increasing
+
+    def has(self, block_hash: bytes) -> bool:
+        """Return whether the digest contains the hash."""
+        value = int.from_bytes(block_hash[_STORED], "little")
+        place = bisect_left(self.hashes, value)
+        return place < len(self.hashes) and self.hashes[place] == value
 
 
 class PrefixIndex:
-    """The last digests of replicas."""
+    """The last digests of replicas.
+
+    A digest is one sorted array of integers. A set with an object for each hash would take milliseconds to create.
+    """
 
     def __init__(self) -> None:
-        self._payloads: dict[str, bytes] = {}
         self._known: dict[str, _ReplicaBlocks] = {}  # by replica ID
+        self._versions: dict[str, int] = {}  # versions of these digests
         self.version = 0  # increases when a digest changes
 
-    def update(self, payloads: Mapping[str, bytes | None]) -> None:
-        """Replace the digests of all replicas; None: it has none."""
-        for replica_id in self._known.keys() - payloads.keys():
+    def find_changed(self, versions: Mapping[str, int | None]) -> list[str]:
+        """Return the replicas whose digests must be read, by the versions that their heartbeats report.
+
+        None is the version of a worker of an earlier release, whose digest is read each time.
+        """
+        return [
+            replica_id
+            for replica_id, version in versions.items()
+            if version is None or version != self._versions.get(replica_id, NO_DIGEST)
+        ]
+
+    def retain(self, replica_ids: Collection[str]) -> None:
+        """Forget the digests of all other replicas."""
+        for replica_id in self._versions.keys() - set(replica_ids):
             self._forget(replica_id)
+
+    def update(self, payloads: Mapping[str, bytes | None]) -> None:
+        """Replace the digests of these replicas; None: it has none."""
         for replica_id, payload in payloads.items():
             if payload is None:
                 self._forget(replica_id)
-            elif self._payloads.get(replica_id) != payload:
-                self._payloads[replica_id] = payload
+            else:
                 self._read(replica_id, payload)
-                self.version += 1
 
     def cached_tokens(self, tokens: Sequence[int], salt: bytes, replicas: Sequence[str]) -> dict[str, int]:
         """Return the predicted number of cached tokens of a prompt at each replica that has a digest.
@@ -100,7 +125,7 @@ class PrefixIndex:
                     known = self._known[replica_id]
                     if known.rate > 1 and not _is_sampled(block_hash, known.rate):
                         left.append(replica_id)
-                    elif block_hash[_STORED] in known.hashes:
+                    elif known.has(block_hash):
                         found[replica_id] = number * block_size
                         left.append(replica_id)
                 matching = left
@@ -111,18 +136,35 @@ class PrefixIndex:
     def _read(self, replica_id: str, payload: bytes) -> None:
         try:
             digest = decode_digest(payload)
-        except msgspec.MsgspecError:  # of another version
-            self._known.pop(replica_id, None)
+            if digest.version != NO_DIGEST and digest.version == self._versions.get(replica_id):
+                return
+            known = _read_blocks(digest)
+        except (msgspec.MsgspecError, ValueError):  # of another version
+            self._forget(replica_id)
             return
-        hashes = digest.hashes
-        found = frozenset(hashes[start : start + 4] for start in range(0, len(hashes), 4))
-        if digest.block_size > 0 and digest.rate > 0:
-            self._known[replica_id] = _ReplicaBlocks(digest.block_size, digest.variant, digest.rate, found)
+        self._known[replica_id], self._versions[replica_id] = known, digest.version
+        self.version += 1
 
     def _forget(self, replica_id: str) -> None:
-        if self._payloads.pop(replica_id, None) is not None:
+        if self._versions.pop(replica_id, None) is not None:
+            del self._known[replica_id]
             self.version += 1
-        self._known.pop(replica_id, None)
+
+
+def _read_blocks(digest: PrefixDigest) -> _ReplicaBlocks:
+    """Return the digest in the form that predictions use.
+
+    Raises:
+        ValueError: it has no valid block size or rate, or a part of a hash.
+    """
+    if digest.block_size <= 0 or digest.rate <= 0:
+        raise ValueError("a digest has a positive block size and rate")
+    hashes = _sort(digest.hashes) if digest.version == NO_DIGEST else array("I", digest.hashes)
+    return _ReplicaBlocks(digest.block_size, digest.variant, digest.rate, hashes)
+
+
+def _sort(hashes: bytes) -> array[int]:
+    return array("I", sorted(array("I", hashes)))
 
 
 def _chain(tokens: Sequence[int], block_size: int, salt: bytes) -> Iterator[bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 import msgspec
@@ -26,9 +26,10 @@ from inference_worker.contract.messages import (
     encode,
     worker_of,
 )
-from inference_worker.contract.prefix_digest import DIGEST_TTL_SECONDS, digest_key
 from inference_worker.contract.request import RequestError
+from inference_worker.contract.unsettled_usage import UNSETTLED_KEY, UnsettledUsage
 from inference_worker.worker.engine_client import ActiveJob
+from inference_worker.worker.replica import ReplicaRecord
 
 log = structlog.get_logger(__name__)
 
@@ -57,21 +58,27 @@ class Control:
         engine: Executions,
         heartbeats: Callable[[int], Mapping[str, Heartbeat]],
         support: WorkerSupport,
-        prefix_digests: Callable[[], Mapping[str, bytes]] = dict,
+        records: Callable[[], Iterable[ReplicaRecord]] = list,
+        unsettled: Callable[[], UnsettledUsage | None] = lambda: None,
+        journal_id: str = "",
     ) -> None:
         """Start the threads.
 
         Args:
             heartbeats: returns the heartbeat of each replica by its ID.
             support: is sent with the heartbeats, and without a replica alone.
-            prefix_digests: returns the digests of prefix caches that are to be sent now, by replica ID.
+            records: returns the values beside the heartbeats that are to be written now.
+            unsettled: returns the report about the unsettled usage in the journal; None without any.
+            journal_id: the ID of the journal; empty: there is none.
         """
         self._broker = broker
         self._process_id = process_id
         self._engine = engine
         self._heartbeats = heartbeats
         self._support = encode(support)
-        self._prefix_digests = prefix_digests
+        self._records = records
+        self._unsettled = unsettled
+        self._journal_id = journal_id
         self._sent: frozenset[str] = frozenset()  # replicas of the last heartbeats
         self._closing = threading.Event()
         self._cancelled: OrderedDict[tuple[str, int, int], None] = OrderedDict()  # the last cancellations received
@@ -109,27 +116,36 @@ class Control:
         while not self._closing.wait(HEARTBEAT_SECONDS):
             beat += 1
             try:
-                if self._send_heartbeats(self._heartbeats(beat)) == b"drain":
+                records = self._records()  # first, since the heartbeats have the versions of digests
+                if self._send_heartbeats(self._heartbeats(beat), records) == b"drain":
                     self._requeue()
             except redis.RedisError as exc:
                 log.warning("broker_unreachable", error=str(exc))
             self._end_overdue()
 
-    def _send_heartbeats(self, beats: Mapping[str, Heartbeat]) -> bytes | None:
-        """Send the heartbeats, and remove replicas that have ended. Return the operator's cordon of this worker."""
+    def _send_heartbeats(self, beats: Mapping[str, Heartbeat], records: Iterable[ReplicaRecord]) -> bytes | None:
+        """Send the records and the heartbeats, and remove replicas that have ended.
+
+        Returns:
+            The operator's cordon of this worker.
+        """
         removed = self._sent - beats.keys()
         self._sent |= beats.keys()
         with self._broker.pipeline(transaction=False) as pipe:
+            for key, payload, ttl_seconds in records:
+                pipe.set(key, payload, ex=ttl_seconds)
             for replica_id, beat in beats.items():
                 pipe.hset(REPLICAS_KEY, replica_id, encode(beat))
                 pipe.set(beat_key(replica_id), "", px=HEARTBEAT_TTL_MS)
-            for replica_id, digest in self._prefix_digests().items():
-                pipe.set(digest_key(replica_id), digest, ex=DIGEST_TTL_SECONDS)
             for replica_id in removed:
                 pipe.hdel(REPLICAS_KEY, replica_id)
                 pipe.delete(beat_key(replica_id))
             pipe.hset(SUPPORT_KEY, self._process_id, self._support)
             pipe.set(beat_key(self._process_id), "", px=HEARTBEAT_TTL_MS)
+            if (unsettled := self._unsettled()) is not None:
+                pipe.hset(UNSETTLED_KEY, self._journal_id, encode(unsettled))
+            elif self._journal_id:
+                pipe.hdel(UNSETTLED_KEY, self._journal_id)
             pipe.hget(CORDONS_KEY, worker_of(self._process_id))
             cordon: bytes | None = pipe.execute()[-1]
         self._sent = frozenset(beats)

@@ -12,7 +12,6 @@ an error.
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -22,13 +21,13 @@ from typing import Any, NamedTuple
 import redis
 import structlog
 
+from inference_worker.contract.host import host_name
 from inference_worker.contract.messages import HEARTBEAT_SECONDS, REPLICA_LOST_SECONDS
 from inference_worker.contract.script_files import read_script
 
 log = structlog.get_logger(__name__)
 
 LEASE_SECONDS = REPLICA_LOST_SECONDS  # gateways then treat the replicas of a silent process as lost
-MAX_HOST = 64  # characters of the name of the machine that are sent
 CLOSING_SECONDS = 5.0
 _LUA = Path(__file__).parent / "lua"
 HOLD_NAME = read_script(_LUA / "hold_name.lua")
@@ -46,10 +45,6 @@ class NameHolder(NamedTuple):
 def lease_key(name: str) -> str:
     """Return the key in Valkey of the lease of a worker's name."""
     return f"millrace:worker_name:{name}"
-
-
-def host_name() -> str:
-    return socket.gethostname()[:MAX_HOST]
 
 
 class NameLease:

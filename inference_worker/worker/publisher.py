@@ -126,7 +126,9 @@ class Publisher:
         self._reserve_at = 0.0
         self._give_up_at = math.inf  # when failed writes are not repeated any more, on the monotonic clock
         self._replay = JournalReplay(broker, journal, retention_seconds)
+        self.unsettled: Sequence[ExecutionUsage] = ()  # events that were not settled at the last look, oldest first
         self._replay_journal()
+        self._look_at_journal()
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
         self._thread.start()
 
@@ -420,8 +422,12 @@ class Publisher:
             if time.monotonic() >= self._trim_at:
                 self._trim_at = time.monotonic() + TRIM_SECONDS
                 self._replay.remove_settled()
+                self._look_at_journal()
         except redis.RedisError as exc:
             log.warning("broker_unreachable", error=str(exc))
+
+    def _look_at_journal(self) -> None:
+        self.unsettled = [event for event, _ in self._journal.open_events()]
 
 
 def _add_batch(gateway_id: str, events: Sequence[Raw]) -> Command:

@@ -6,11 +6,20 @@ import math
 import threading
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
-from inference_worker.contract.messages import Heartbeat, Machine, ReplicaPhase
-from inference_worker.contract.prefix_digest import DIGEST_SECONDS, DIGEST_TTL_SECONDS
+from inference_worker.contract.messages import (
+    METRICS_SECONDS,
+    METRICS_TTL_SECONDS,
+    Heartbeat,
+    Machine,
+    ReplicaPhase,
+    encode,
+    metrics_key,
+)
+from inference_worker.contract.prefix_digest import DIGEST_SECONDS, DIGEST_TTL_SECONDS, NO_DIGEST, digest_key
 from inference_worker.contract.request import RequestError, ServiceClass
 from inference_worker.contract.settings import ModelSpec
 from inference_worker.worker.engine_client import ActiveJob, EngineClient
@@ -30,6 +39,14 @@ class LoadedEngine:
     machine: Machine
     max_num_seqs: int  # requests in the engine's batch, or concurrent requests to an upstream
     pins: SharedPins | None  # None: of an upstream, which has its own cache
+
+
+class ReplicaRecord(NamedTuple):
+    """A value in Valkey beside the heartbeats, for readers that need it less often."""
+
+    key: str
+    payload: bytes
+    ttl_seconds: int
 
 
 class LocalReplica:
@@ -54,7 +71,9 @@ class LocalReplica:
         self.drained_at: float | None = None
         self.loaded: LoadedEngine | None = None
         self._digest = b""  # digest of the prefix cache that was sent last
+        self._digest_version = NO_DIGEST
         self._digest_at = -DIGEST_SECONDS
+        self._metrics_at = -METRICS_SECONDS  # when the metrics were sent last
         # Held while executions are claimed and submitted, so that the engine is not closed between the two.
         self.lock = threading.Lock()
 
@@ -142,16 +161,30 @@ class LocalReplica:
         finally:
             self.lock.release()
 
-    def new_digest(self) -> bytes | None:
-        """Return the digest of the prefix cache to send now; None if the last one is still valid."""
+    def new_records(self) -> list[ReplicaRecord]:
+        """Return the records to write now: the metrics, and the digest of the prefix cache if it has changed."""
         now, loaded = time.monotonic(), self.loaded
-        if loaded is None or now < self._digest_at + DIGEST_SECONDS:
-            return None
+        if loaded is None:
+            return []
+        found = []
+        if now >= self._metrics_at + METRICS_SECONDS:
+            self._metrics_at = now
+            found.append(ReplicaRecord(metrics_key(self.id), encode(loaded.client.metrics()), METRICS_TTL_SECONDS))
+        if now >= self._digest_at + DIGEST_SECONDS and (digest := self._new_digest(loaded, now)) is not None:
+            found.append(ReplicaRecord(digest_key(self.id), digest, DIGEST_TTL_SECONDS))
+        return found
+
+    def _new_digest(self, loaded: LoadedEngine, now: float) -> bytes | None:
+        """Return the digest of the prefix cache to send now; None if the last one is still valid."""
         digest = loaded.client.prefix_digest()
-        payload = None
-        if digest is not None:
-            payload = msgspec.msgpack.encode(msgspec.structs.replace(digest, variant=loaded.machine.variant))
-        if payload is None or (payload == self._digest and now < self._digest_at + DIGEST_TTL_SECONDS / 3):
+        if digest is None:
+            return None
+        variant, version = loaded.machine.variant, self._digest_version
+        payload = encode(msgspec.structs.replace(digest, variant=variant, version=version))
+        if payload != self._digest:
+            self._digest_version = version + 1
+            payload = encode(msgspec.structs.replace(digest, variant=variant, version=version + 1))
+        elif now < self._digest_at + DIGEST_TTL_SECONDS / 3:
             return None
         self._digest, self._digest_at = payload, now
         return payload
@@ -183,6 +216,7 @@ class LocalReplica:
             loaded_bytes=self.loaded_bytes,
             total_bytes=self.total_bytes,
             load_ms=round(self.load_seconds * 1000),
+            digest=NO_DIGEST if loaded is None else self._digest_version,
         )
         return common if loaded is None else _with_load(common, loaded)
 
@@ -201,7 +235,6 @@ def _with_load(beat: Heartbeat, loaded: LoadedEngine) -> Heartbeat:
         held_back=stats.held_back,
         circuit_open=stats.circuit_open,
         tenants_paused=stats.tenants_paused,
-        metrics=loaded.client.metrics(),
         batch=sum(live.job.service_class == ServiceClass.BATCH for live in loaded.client.live()),
         machine=loaded.machine,
     )

@@ -32,6 +32,7 @@ from inference_worker.contract.deployments import ALL_WORKERS, WANTED_KEY, Wante
 from inference_worker.contract.disk import FreeSpace
 from inference_worker.contract.engine_config import EngineConfig
 from inference_worker.contract.exits import take_over
+from inference_worker.contract.host import host_name
 from inference_worker.contract.journal import RECORD_BYTES, Journal, JournalBusyError
 from inference_worker.contract.messages import (
     TASK_LOST_MS,
@@ -45,10 +46,12 @@ from inference_worker.contract.messages import (
     encode,
     wakeup_sent_key,
     wakeups_key,
+    worker_of,
 )
 from inference_worker.contract.model_bundles import derive_salt
 from inference_worker.contract.request import RequestError
 from inference_worker.contract.settings import ModelSpec, WorkerSettings
+from inference_worker.contract.unsettled_usage import UnsettledUsage, describe_unsettled
 from inference_worker.contract.upstreams import UpstreamEngine, UpstreamSpec
 from inference_worker.contract.version import VERSION
 from inference_worker.contract.worker_names import default_name
@@ -62,12 +65,12 @@ from inference_worker.worker.credentials import CredentialStore, needs_of
 from inference_worker.worker.engine_client import ActiveJob, Engine, ResidentEngine
 from inference_worker.worker.engine_options import make_engine_config
 from inference_worker.worker.managed.engine import ManagedEngine, start_server
-from inference_worker.worker.name_lease import NameLease, describe_conflict, host_name
+from inference_worker.worker.name_lease import NameLease, describe_conflict
 from inference_worker.worker.orphaned_journals import OrphanedJournals
 from inference_worker.worker.publisher import Publisher
 from inference_worker.worker.reconciler import Reconciler
 from inference_worker.worker.relay.relay import Relay, describe_upstream
-from inference_worker.worker.replica import LoadedEngine, LocalReplica
+from inference_worker.worker.replica import LoadedEngine, LocalReplica, ReplicaRecord
 from inference_worker.worker.shared_pins import SharedPins
 from inference_worker.worker.thread_commands import ThreadCommands
 from inference_worker.worker.wakeups import decode_wakeups, wait_for_wakeup
@@ -234,7 +237,16 @@ class Worker:
                 raise SystemExit(f"{home.spec.name} cannot be loaded: {exc}") from exc
         self._bundles.start()
         sent = WorkerSupport(self._pools, support, host_name(), int(time.time()))
-        self._control = Control(self._broker, replica_id, self, self._heartbeats, sent, self._prefix_digests)
+        self._control = Control(
+            self._broker,
+            replica_id,
+            self,
+            self._heartbeats,
+            sent,
+            self._replica_records,
+            self._unsettled_usage,
+            journal.id,
+        )
         self.credentials.start()
         self.replicas.start()
         self._orphaned_journals.start()
@@ -545,9 +557,12 @@ class Worker:
             for replica in self.replicas.replicas
         }
 
-    def _prefix_digests(self) -> Mapping[str, bytes]:
-        digests = ((replica.id, replica.new_digest()) for replica in self.replicas.replicas)
-        return {replica_id: digest for replica_id, digest in digests if digest is not None}
+    def _replica_records(self) -> list[ReplicaRecord]:
+        return [record for replica in self.replicas.replicas for record in replica.new_records()]
+
+    def _unsettled_usage(self) -> UnsettledUsage | None:
+        name = worker_of(self.replica_id)
+        return describe_unsettled(self._publisher.unsettled, name, host_name(), self.replica_id)
 
     def _on_broken(self) -> None:
         self.broken.set()

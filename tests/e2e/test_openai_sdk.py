@@ -186,6 +186,7 @@ async def test_32_concurrent_streams_are_batched_and_metered_exactly(stack: Stac
 
     results = await asyncio.gather(*(one(number) for number in range(32)))
     assert all(output == 32 and text for _, _, output, text in results)
+    eventually(lambda: stack.metric("vllm:iteration_tokens_total_count") > steps)  # written once a second
     batch = (stack.metric("millrace_batched_sequences_total") - sequences) / (
         stack.metric("vllm:iteration_tokens_total_count") - steps
     )

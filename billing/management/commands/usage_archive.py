@@ -33,7 +33,7 @@ class Command(BaseCommand):
             if action == "create":
                 done = do_archive(options["month"], options["to"], drop=options["drop"])
                 path = manifest_path(options["to"], options["month"])
-                self.stdout.write(f"{done.month}: {done.usage.rows} events are in {path} and its files.")
+                self.stdout.write(f"{done.month}: {done.usage.rows} events are in {path} and its files on {done.host}.")
             else:
                 done = do_restore(options["file"])
                 self.stdout.write(f"{done.month}: {done.usage.rows} events are in the database again.")

@@ -46,7 +46,7 @@ def result(ctx: PageContext) -> HttpResponse:
         return _fragment(ctx, check_id=check_id)
     if error := found.get("error"):
         return _fragment(ctx, error=translate_message(error))
-    return _fragment(ctx, shown_check=check_id, **_view_model(found["report"]))
+    return _fragment(ctx, shown_check=check_id, **_view_model(found["report"], found.get("host", "")))
 
 
 def require_fit(check_id: str, data: dict[str, Any]) -> None:
@@ -59,8 +59,8 @@ def require_fit(check_id: str, data: dict[str, Any]) -> None:
         raise ActionRefused(_("%(reason)s. Tick “Force” to use it anyway.") % {"reason": reason.removesuffix(".")})
 
 
-def _view_model(report: dict[str, Any]) -> dict[str, Any]:
-    """Return the report of `millrace models inspect` for the template."""
+def _view_model(report: dict[str, Any], host: str) -> dict[str, Any]:
+    """Return the report of `millrace models inspect` for the template. `host`: the machine that was measured."""
     checkpoint, fit, machine = report["checkpoint"], report["fit"] or {}, report["machine"] or {}
     values: list[tuple[str, str]] = [(_("Architecture"), checkpoint["architecture"] or "–")]
     for label, name, unit in (
@@ -75,7 +75,7 @@ def _view_model(report: dict[str, Any]) -> dict[str, Any]:
         "can_serve": report["can_serve"],
         "problems": find_problems(report),
         "values": values,
-        "machine": machine.get("name", ""),
+        "machine": " · ".join(filter(None, (machine.get("name", ""), host))),
         "memory": _memory(fit, machine),
     }
 

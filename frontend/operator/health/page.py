@@ -86,7 +86,7 @@ def reconciliation(ctx: PageContext) -> dict[str, Any]:
     names = dict(Tenant.objects.all_tenants().filter(pk__in=ids).values_list("pk", "name"))
     rows = [
         {
-            "what": next(f"{kind} {difference[kind]}" for kind in KINDS if kind in difference),
+            "what": _describe_subject(difference),
             "tenant": names.get(difference["tenant"], _("tenant %(tenant)s") % {"tenant": difference["tenant"]}),
             "reserved": str(difference.get("reserved", "–")),
             "used": ", ".join(
@@ -99,6 +99,12 @@ def reconciliation(ctx: PageContext) -> dict[str, Any]:
         for difference in shown
     ]
     return {"last": last, "differences": rows, "more": len(last.differences) - len(shown)}
+
+
+def _describe_subject(difference: dict[str, Any]) -> str:
+    """Return what differs: a budget period, a lease, or the journal of a worker on a host."""
+    subject = next(f"{kind} {difference[kind]}" for kind in KINDS if kind in difference)
+    return f"{subject} · {difference['host']}" if "host" in difference else subject
 
 
 def quarantine(ctx: PageContext) -> dict[str, Any]:

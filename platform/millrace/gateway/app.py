@@ -54,6 +54,7 @@ from millrace.gateway.dispatch.dispatcher import Dispatcher
 from millrace.gateway.dispatch.jobs import InferenceJobBuilder
 from millrace.gateway.dispatch.metrics import GatewayMetrics
 from millrace.gateway.dispatch.monitor import DispatchMonitor
+from millrace.gateway.dispatch.replica_metrics import read_snapshots
 from millrace.gateway.dispatch.replicas import read_present
 from millrace.gateway.dispatch.stream_subscribers import StreamSubscribers
 from millrace.gateway.lifecycle.batch_lines import BatchLineStore
@@ -123,7 +124,9 @@ class Gateway:
         latencies = LatencyTracker()
         signals = TargetSignals(self.budget_admission.prices, latencies, self.dispatcher.relative_load)
         self.router = Router(models, loading, signals)
-        self.monitor = DispatchMonitor(self.dispatcher, activity, lambda: self.catalog.failures)
+        self.monitor = DispatchMonitor(
+            self.dispatcher, activity, lambda: self.catalog.failures, lambda: self.disk.report
+        )
         self.subscribers = StreamSubscribers(self.broker)
         self.tenant_db = TenantConnectionPool(settings.database_url)
         self.storage = Storage(settings.data_dir)
@@ -295,14 +298,17 @@ class Gateway:
             if name in found and found[name].state == WantedState.LOADED and not found[name].idle_seconds
         ]
 
-    async def read_job_metrics(self) -> None:
-        """Read the metrics of the settler and of the web jobs for /metrics, and let resting polls run."""
+    async def read_metrics(self) -> None:
+        """Read the metrics of replicas, settler and web jobs for /metrics, and let resting polls run."""
         await self.activity.refresh()
         try:
             payload: Any = await self.broker.get(status.STATUS_KEY)
             outbox_totals: Any = await self.broker.hgetall(TOTALS_KEY)
+            snapshots = await read_snapshots(self.broker, list(self.dispatcher.replicas.live()))
         except redis.RedisError:
+            self.metrics.replicas.update({})
             return
+        self.metrics.replicas.update(snapshots)
         if payload is not None:
             self.metrics.settler.status = status.decode(payload)
         self.metrics.outboxes.totals = tuple(read_totals(outbox_totals))

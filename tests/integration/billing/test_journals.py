@@ -12,8 +12,10 @@ import pytest
 
 from billing.metering.ingest import UsageMessage, settle
 from billing.metering.reconciler import reconcile
+from inference_worker.contract.host import host_name
 from inference_worker.contract.journal import Journal, execution_key
 from inference_worker.contract.messages import ExecutionUsage, encode
+from inference_worker.contract.unsettled_usage import describe_unsettled
 from tests.support.billing.usage_events import make_event
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("table")]
@@ -49,8 +51,8 @@ def test_unsent_events_of_a_lost_worker_are_reported(tmp_path: Path, journalled:
     report = reconcile(tmp_path)
     tokens = events[0].usage.prompt + events[0].usage.output
     assert report.differences == [
-        {"journal": "gone", "tenant": 1, "requests": 2, "tokens": 2 * tokens},
-        {"journal": "gone", "tenant": 2, "requests": 1, "tokens": tokens},
+        {"journal": "gone", "host": host_name(), "tenant": 1, "requests": 2, "tokens": 2 * tokens},
+        {"journal": "gone", "host": host_name(), "tenant": 2, "requests": 1, "tokens": tokens},
     ]
     assert not report.is_clean
     settle_events(*events)  # the worker has returned
@@ -108,3 +110,12 @@ def test_events_of_archived_months_are_not_reported(tmp_path: Path, journalled: 
 
 def test_a_machine_without_journals(tmp_path: Path) -> None:
     assert reconcile(tmp_path / "none").is_clean
+
+
+def test_executions_that_the_operator_pays_have_no_usage_event(tmp_path: Path, journalled: Callable[..., None]) -> None:
+    event = old(1)
+    context = msgspec.structs.replace(event.billing_context, is_operator_paid=True)
+    shadow = msgspec.structs.replace(event, billing_context=context)
+    journalled("a", shadow)
+    assert reconcile(tmp_path).is_clean
+    assert describe_unsettled([shadow], "a", "far", "a.aa") is None

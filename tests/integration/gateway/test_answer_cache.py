@@ -200,7 +200,7 @@ def test_directives_are_read_from_the_header() -> None:
 async def test_a_cached_answer_is_served_while_no_replica_is_ready(client: AnswerCacheClient) -> None:
     await client.answer_of_run(await client.begin())
     client.replica.stall()
-    client.gate.dispatcher.replicas._replicas.clear()
+    client.gate.dispatcher.replicas.update({})
     assert await client.answer(await client.begin()) == "Hello there"
     with pytest.raises(ApiError) as exc_info:
         await client.begin(prompt=(9, 9))

@@ -12,7 +12,9 @@ import redis.asyncio as redis
 
 from inference_worker.contract import env
 from inference_worker.contract.exits import REPORT_EXIT, report_exit_args
+from inference_worker.contract.host import host_name
 from inference_worker.contract.messages import REPLICAS_KEY, Heartbeat, ReplicaPhase, encode
+from millrace.apps.deployments.gateway_heartbeat import decode_gateway_heartbeat, gateway_heartbeat_key
 from millrace.environment.configuration import PlatformSettings
 from millrace.gateway.app import Gateway
 from millrace.gateway.auth.stale_window import StaleWindow
@@ -134,3 +136,15 @@ async def make_ready(gateway: Gateway) -> None:
     await gateway.catalog.update()
     for _ in range(monitor.KNOWN_AFTER_ROUNDS):
         await gateway.monitor._exchange_heartbeats()
+
+
+async def test_the_heartbeat_has_the_state_of_the_machine(broker: redis.Redis, gateway: Gateway) -> None:
+    key = gateway_heartbeat_key(gateway.id)
+    await gateway.monitor._exchange_heartbeats()
+    assert decode_gateway_heartbeat(await broker.get(key)).host is None, "it was not read yet"
+    await gateway.disk.start()
+    await gateway.monitor._exchange_heartbeats()
+    await gateway.disk.stop()
+    host = decode_gateway_heartbeat(await broker.get(key)).host
+    assert host is not None
+    assert (host.name, host.min_free) == (host_name(), gateway.settings.min_free_disk)

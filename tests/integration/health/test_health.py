@@ -31,6 +31,7 @@ from billing.pricing.prices import do_propose_prices, do_publish_as_sole_operato
 from billing.rates.price_book import NewPrice, Proposal
 from billing.rates.pricing import Component, Tier
 from inference_worker.contract.compute_support import SlowReason
+from inference_worker.contract.host import host_name
 from inference_worker.contract.messages import REPLICAS_KEY, ReplicaPhase, encode
 from millrace.apps.deployments.fleet_status import read_fleet_status
 from millrace.apps.deployments.gateway_heartbeat import (
@@ -47,6 +48,7 @@ from millrace.apps.health.models import Cordon, HealthEvent
 from millrace.apps.health.usage_checks import PRICES_LATE
 from millrace.apps.request_log.models import RequestRecord
 from millrace.environment.configuration import platform_settings
+from millrace.environment.host_reports import HostReport
 from millrace.environment.processes import ProcessFile, ProcessState
 from tenants.actions import do_create_tenant, do_suspend_tenant
 from tenants.isolation.db_roles import BypassReason
@@ -354,10 +356,11 @@ def test_processes_that_are_down_or_were_restarted_often(monkeypatch: pytest.Mon
     down = ProcessState("worker-m", False, 4, "killed by SIGKILL", time.monotonic() + 8)
     file.publish([down, ProcessState("web", True, 3, "ended with status 1"), ProcessState("beat", True, 2, "x")])
     assert [(one.issue_type, one.subject, one.urgent) for one in found()] == [
-        (IssueType.PROCESS, "worker-m", True),
-        (IssueType.PROCESS, "web", False),
+        (IssueType.PROCESS, f"worker-m on {host_name()}", True),
+        (IssueType.PROCESS, f"web on {host_name()}", False),
     ]
-    assert found()[0].title == "worker-m: restarting, 4 deaths, last: killed by SIGKILL, next start in 8 s"
+    state = "restarting, 4 deaths, last: killed by SIGKILL, next start in 8 s"
+    assert found()[0].title == f"worker-m on {host_name()}: {state}"
     file.close()
     assert found() == []
 
@@ -368,13 +371,28 @@ def test_an_almost_full_disk(monkeypatch: pytest.MonkeyPatch, speak: Callable[..
     monkeypatch.setattr("inference_worker.contract.disk.free_bytes", lambda _: free)
     for change, urgent in ((0, False), (-1, True)):
         free = platform_settings().min_free_disk + change
-        assert (only().issue_type, only().subject, only().urgent) == (IssueType.DISK, "", urgent)
+        assert (only().issue_type, only().subject, only().urgent) == (IssueType.DISK, host_name(), urgent)
     monkeypatch.undo()
     speak("smollm2-135m-0.aa", ready=False, disk_low=True)
     assert [(one.issue_type, one.subject, one.urgent) for one in found()] == [
         (IssueType.MODEL, "smollm2-135m", True),
         (IssueType.DISK, "smollm2-135m-0.aa", True),
     ]
+
+
+@pytest.mark.usefixtures("well")
+def test_each_host_with_a_gateway_is_checked(broker: redis.Redis) -> None:
+    down = ProcessState("worker-m", False, 4, "killed by SIGKILL", 8.0)
+    far = HostReport("far", 5 * 2**20, 10 * 2**20, 12 * 2**20, True, (down, ProcessState("web", True, 2, "x")))
+    hosts = {"one": far, "two": far, "earlier": None, "well": HostReport("well", 10**9, 10, 12, False)}
+    for gateway_id, host in hosts.items():
+        broker.sadd(GATEWAYS_KEY, gateway_id)
+        broker.set(gateway_heartbeat_key(gateway_id), encode(GatewayHeartbeat(0, host=host)), ex=5)
+    disk, process = found()
+    assert (disk.issue_type, disk.subject, disk.urgent) == (IssueType.DISK, "far", True)
+    assert disk.title == "Disk of far almost full: 5 MiB free"
+    assert (process.issue_type, process.subject, process.urgent) == (IssueType.PROCESS, "worker-m on far", True)
+    assert process.title == "worker-m on far: restarting, 4 deaths, last: killed by SIGKILL, next start in 8 s"
 
 
 @pytest.mark.usefixtures("well")

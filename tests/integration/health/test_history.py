@@ -6,11 +6,13 @@ from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 
 import pytest
+import redis
 
 from billing.invoicing.setup import do_add_exchange_rate
 from billing.metering import rollups
 from billing.models import PriceBook, PriceBookAssignment
 from inference_worker.contract import metric_families as families
+from inference_worker.contract.messages import encode, metrics_key
 from millrace.apps.deployments.fleet_status import read_fleet_status
 from millrace.apps.health import history
 from millrace.apps.health.costs import costs, do_set_machine_cost
@@ -53,6 +55,19 @@ def test_a_row_is_written_per_minute(speak: Callable[..., None]) -> None:
     assert (second.tokens, second.forward, second.cpu, second.hits) == (1500, 5000, 5000, 2500)
     assert (third.waiting, third.kv_used, third.preemptions, third.mfu) == (2, 2500, 1, 2500)
     assert (whole.tokens, whole.preemptions, whole.minutes, whole.waiting) == (3000, 2, 3, 2)
+
+
+def test_metrics_are_read_beside_the_heartbeats(broker: redis.Redis, speak: Callable[..., None]) -> None:
+    speak("m-0.aa", metrics=None)
+    assert history.sample(read_fleet_status(), NOON) == 0, "the metrics of a loaded replica are not known"
+    broker.set(metrics_key("m-0.aa"), encode(metrics(counted(PROMPT_TOKENS=900), ttft={4: 100})))
+    board = read_fleet_status()
+    assert history.sample(board, NOON) == 1
+    assert unscoped(ReplicaSample).get().prompt_tokens == 900
+    with all_tenants_scope(BypassReason.OPERATOR):
+        assert history.ttft_p95(board.replicas, NOON + MINUTE) == {"m-0.aa": 195_000}
+    speak("m-1.bb", metrics=None, machine=None)
+    assert history.sample(read_fleet_status(), NOON + MINUTE) == 2, "a replica that is not loaded has a sample"
 
 
 def test_a_restarted_workers_counters_start_at_zero(speak: Callable[..., None]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from inference_worker.contract.messages import Machine
+from inference_worker.contract.messages import Machine, read_metrics
 from inference_worker.contract.request import RequestError, RequestOutput, TokenCounts
 from inference_worker.contract.settings import ModelSpec
 from inference_worker.contract.upstreams import UpstreamEngine
@@ -297,9 +297,11 @@ def reported_state(harness: Harness) -> tuple[bool, int]:
     replica = LocalReplica("m-0.aa", ModelSpec("m", "x", "auto"))
     replica.loaded = LoadedEngine(harness.relay, Machine("1", "upstream", 1, "", 0, 0), 1, None)
     beat = replica.heartbeat(1, accepts=True, draining=False, disk_low=False)
-    assert beat.metrics is not None
+    (record,) = replica.new_records()
+    metrics = read_metrics(record.payload)
+    assert metrics is not None
     names = "millrace_upstream_circuit_open", "millrace_upstream_tenants_paused"
-    assert [beat.metrics.gauges[name] for name in names] == [beat.circuit_open, beat.tenants_paused]
+    assert [metrics.gauges[name] for name in names] == [beat.circuit_open, beat.tenants_paused]
     return beat.circuit_open, beat.tenants_paused
 
 

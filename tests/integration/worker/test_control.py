@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import redis
@@ -23,10 +24,17 @@ from inference_worker.contract.messages import (
     encode,
 )
 from inference_worker.contract.request import RequestError
+from inference_worker.contract.unsettled_usage import (
+    UNSETTLED_KEY,
+    UnsettledUsage,
+    decode_unsettled,
+    describe_unsettled,
+)
 from inference_worker.worker.control import Control
 from inference_worker.worker.engine_client import ActiveJob
+from inference_worker.worker.replica import ReplicaRecord
 from tests.support.waiting import eventually
-from tests.support.worker.jobs import make_job
+from tests.support.worker.jobs import make_job, make_usage
 
 SUPPORT = WorkerSupport(("default",), describe_support("cpu", "avx2", None))
 
@@ -185,3 +193,45 @@ def test_a_drained_worker_requeues_its_executions_and_a_cordoned_one_keeps_them(
     eventually(lambda: not engine.executions)
     assert not engine.cancelled
     control.close()
+
+
+def test_records_are_written_before_the_heartbeats_that_name_them(broker: redis.Redis, engine: RecordingEngine) -> None:
+    """Otherwise a gateway could read an older digest for the version of a heartbeat."""
+    calls: list[str] = []
+
+    def records() -> list[ReplicaRecord]:
+        calls.append("records")
+        return [ReplicaRecord("millrace:test:record", b"value", 60)]
+
+    def beat_last(beat: int) -> dict[str, Heartbeat]:
+        calls.append("heartbeats")
+        return heartbeats(beat)
+
+    control = Control(broker, "r", engine, beat_last, SUPPORT, records)
+    eventually(lambda: beat_of(broker))
+    control.close()
+    assert calls[:2] == ["records", "heartbeats"]
+    assert broker.get("millrace:test:record") == b"value"
+    assert 0 < int(broker.ttl("millrace:test:record")) <= 60
+
+
+def test_unsettled_usage_is_reported_and_remains_after_the_process(
+    broker: redis.Redis, engine: RecordingEngine
+) -> None:
+    events = [make_usage(make_job("req_1")), make_usage(make_job("req_2"))]
+
+    def unsettled() -> UnsettledUsage | None:
+        return describe_unsettled(events, "m-0", "far", "m-0.1f")
+
+    control = Control(broker, "m-0.1f", engine, heartbeats, SUPPORT, unsettled=unsettled, journal_id="journal")
+    eventually(lambda: broker.hexists(UNSETTLED_KEY, "journal"))
+    payload: Any = broker.hget(UNSETTLED_KEY, "journal")
+    report = decode_unsettled(payload)
+    assert (report.worker, report.host, report.process_id, report.executions) == ("m-0", "far", "m-0.1f", 2)
+    assert (report.oldest.request_id, report.newest.request_id) == ("req_1", "req_2")
+    events.clear()
+    eventually(lambda: not broker.hexists(UNSETTLED_KEY, "journal"))
+    events.append(make_usage(make_job("req_3")))
+    eventually(lambda: broker.hexists(UNSETTLED_KEY, "journal"))
+    control.close()
+    assert broker.hexists(UNSETTLED_KEY, "journal")

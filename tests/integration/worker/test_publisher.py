@@ -375,8 +375,10 @@ def test_the_journal_is_trimmed_by_the_settlers_acknowledgement(
     ((_, entries),) = broker.xreadgroup(USAGE_GROUP, "s", {USAGE_STREAM: ">"})
     time.sleep(0.3)
     assert len(journal.open_events()) == 1  # delivered to the settler is not settled
+    assert [event.billing_context.request_id for event in publisher.unsettled] == ["req_1"]
     broker.xack(USAGE_STREAM, USAGE_GROUP, entries[0][0])
     eventually(lambda: not journal.open_events())
+    eventually(lambda: not publisher.unsettled)
     publisher.close()
 
 

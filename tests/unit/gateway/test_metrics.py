@@ -46,8 +46,11 @@ def heartbeat(metrics: MetricsSnapshot | None, model: str = "m") -> Heartbeat:
     return Heartbeat(0, model, True, False, 3, 2, 8, 10, 4, metrics)
 
 
-def scrape(board: ReplicaRegistry) -> dict[str, Metric]:
-    parsed = list(text_string_to_metric_families(GatewayMetrics(board).render().decode()))
+def scrape(board: ReplicaRegistry, **snapshots: MetricsSnapshot) -> dict[str, Metric]:
+    """Return the metrics of /metrics. `snapshots` are those that replicas have written beside their heartbeats."""
+    metrics = GatewayMetrics(board)
+    metrics.replicas.update(snapshots)
+    parsed = list(text_string_to_metric_families(asyncio.run(metrics.render()).decode()))
     assert len({metric.name for metric in parsed}) == len(parsed)
     return {metric.name: metric for metric in parsed}
 
@@ -57,7 +60,8 @@ def values(metric: Metric, sample: str, *labels: str) -> dict[tuple[str, ...], f
 
 
 def test_counters_are_totals_by_model_and_replica() -> None:
-    scraped = scrape(board_of(one=heartbeat(engine_snapshot()), two=heartbeat(engine_snapshot(2), model="other")))
+    board = board_of(one=heartbeat(None), two=heartbeat(None, model="other"))
+    scraped = scrape(board, one=engine_snapshot(), two=engine_snapshot(2))
     tokens = scraped["vllm:generation_tokens"]
     assert tokens.type == "counter"
     assert values(tokens, "vllm:generation_tokens_total", "model_name", "engine") == {
@@ -72,7 +76,7 @@ def test_counters_are_totals_by_model_and_replica() -> None:
 
 
 def test_histograms_are_cumulative_and_add_up() -> None:
-    scraped = scrape(board_of(one=heartbeat(engine_snapshot())))
+    scraped = scrape(board_of(one=heartbeat(None)), one=engine_snapshot())
     steps = scraped["vllm:iteration_tokens_total"]
     assert steps.type == "histogram"
     # Two prompts, of 32 tokens and then of the 16 that were not cached, and three decodes each.
@@ -88,7 +92,7 @@ def test_histograms_are_cumulative_and_add_up() -> None:
 
 
 def test_gauges_are_the_heartbeats() -> None:
-    scraped = scrape(board_of(one=heartbeat(engine_snapshot())))
+    scraped = scrape(board_of(one=heartbeat(None)), one=engine_snapshot())
     assert values(scraped["vllm:num_requests_running"], "vllm:num_requests_running", "engine") == {("one",): 3}
     assert values(scraped["vllm:num_requests_waiting"], "vllm:num_requests_waiting", "engine") == {("one",): 2}
     assert values(scraped["vllm:kv_cache_usage_perc"], "vllm:kv_cache_usage_perc", "engine") == {("one",): 0.4}
@@ -110,16 +114,23 @@ def test_a_worker_of_another_version_hides_no_other_metrics(metrics: MetricsSnap
     }  # fmt: skip
 
 
+def test_workers_of_an_earlier_release_send_metrics_with_each_heartbeat() -> None:
+    scraped = scrape(board_of(old=heartbeat(engine_snapshot()), new=heartbeat(None)), new=engine_snapshot(2))
+    tokens = values(scraped["vllm:generation_tokens"], "vllm:generation_tokens_total", "engine")
+    assert tokens == {("old",): 8, ("new",): 4}
+
+
 def test_lost_replicas_have_no_metrics() -> None:
-    board = board_of(one=heartbeat(engine_snapshot()))
+    board = board_of(one=heartbeat(None))
     board.update({})
-    assert not [metric.name for metric in scrape(board).values() if metric.name.startswith("vllm:") and metric.samples]
+    scraped = scrape(board, one=engine_snapshot())
+    assert not [metric.name for metric in scraped.values() if metric.name.startswith("vllm:") and metric.samples]
 
 
 def test_attempts_of_the_outboxes_are_counters() -> None:
     metrics = GatewayMetrics(board_of())
     metrics.outboxes.totals = tuple(read_totals({b"webhook:failed": b"1", b"email:sent": b"2"}))
-    parsed = {metric.name: metric for metric in text_string_to_metric_families(metrics.render().decode())}
+    parsed = {metric.name: metric for metric in text_string_to_metric_families(asyncio.run(metrics.render()).decode())}
     attempts = values(parsed["millrace_outbox_attempts"], "millrace_outbox_attempts_total", "outbox", "outcome")
     assert attempts == {("email", "sent"): 2, ("webhook", "failed"): 1}
 
@@ -133,7 +144,7 @@ async def fetched(monkeypatch: pytest.MonkeyPatch, token: str, client: str, sent
     gateway = SimpleNamespace(
         settings=settings,
         metrics=GatewayMetrics(board_of()),
-        read_job_metrics=nothing,
+        read_metrics=nothing,
         cross_origin=CrossOrigin((), None),  # type: ignore[arg-type]  # no database: no request is a preflight
     )
     monkeypatch.setattr("millrace.gateway.http.consumer.running_gateway", lambda: gateway)

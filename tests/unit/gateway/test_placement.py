@@ -7,7 +7,9 @@ from collections import Counter
 import msgspec
 import pytest
 
-from inference_worker.contract.messages import Heartbeat
+from inference_worker.contract.messages import Heartbeat, InferenceJob
+from inference_worker.contract.model_bundles import derive_salt
+from inference_worker.contract.prefix_digest import hash_block, make_digest
 from inference_worker.contract.request import ServiceClass
 from millrace.gateway.dispatch import placement
 from millrace.gateway.dispatch.placement import AFFINITY_TOKENS, PlacementChoice
@@ -145,3 +147,75 @@ def test_the_number_of_remembered_prefixes_is_limited(fleet: Fleet, monkeypatch:
         fleet.placement.note_computed(choice.prefix_hash, choice.replica_id)
     known = [fleet.placement.choose(job) for job in jobs]
     assert [bool(choice and choice.replicas_with_prefix) for choice in known] == [False, True, True]
+
+
+def large_fleet() -> Fleet:
+    return Fleet(*(f"r-{number}" for number in range(64)))
+
+
+def with_id(job: InferenceJob, request_id: str) -> InferenceJob:
+    context = msgspec.structs.replace(job.billing_context, request_id=request_id)
+    return msgspec.structs.replace(job, billing_context=context)
+
+
+def test_a_limited_number_of_replicas_is_examined(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = large_fleet()
+    examined: set[str] = set()
+    credits = fleet.placement.credits
+
+    def count(replica_id: str, heartbeat: Heartbeat, *, batch: bool = False) -> int:
+        examined.add(replica_id)
+        return credits(replica_id, heartbeat, batch=batch)
+
+    monkeypatch.setattr(fleet.placement, "credits", count)
+    for length in (10, AFFINITY_TOKENS, 300, 5000, 40_000):
+        examined.clear()
+        assert fleet.placement.choose(make_job(prompt(length, length) if length > 10 else [1] * length))
+        assert 1 < len(examined) <= placement.MAX_CANDIDATES
+
+
+def test_prefixes_of_a_large_fleet_keep_their_replicas_when_one_is_lost() -> None:
+    fleet = large_fleet()
+    before = {n: fleet.placement.choose(make_job(prompt(n))) for n in range(400)}
+    homes = Counter(choice.replica_id for choice in before.values() if choice)
+    assert len(homes) > 40, "prefixes are spread"
+    fleet.names.remove("r-7")
+    fleet.beats()
+    after = {n: fleet.placement.choose(make_job(prompt(n))) for n in range(400)}
+    moved = [n for n, choice in before.items() if choice and after[n] != choice and choice.replica_id != "r-7"]
+    assert len(moved) < 40
+
+
+def test_a_prefix_that_all_requests_share_uses_all_replicas_of_a_large_fleet() -> None:
+    fleet = large_fleet()
+    for number in range(640):
+        fleet.send(with_id(make_job(prompt(7, 80 + number)), f"req_{number}"))
+    loads = [fleet.placement.load(name) for name in fleet.names]
+    assert min(loads) > 0
+    assert max(loads) <= 18
+
+
+def test_no_credit_of_a_large_fleet_is_left_unused() -> None:
+    fleet = large_fleet()
+    job = make_job(prompt(7))
+    for _ in range(64 * 18):
+        fleet.send(job)
+    assert fleet.placement.choose(job) is None
+    fleet.placement.note_ended("r-33", claimed=False)
+    last = fleet.placement.choose(job)
+    assert last and last.replica_id == "r-33"
+
+
+def test_a_conversation_finds_its_cached_prompt_in_a_large_fleet() -> None:
+    fleet = large_fleet()
+    prompt_tokens = prompt(7, 600)
+    first = fleet.send(make_job(prompt_tokens))
+    fleet.placement.note_ended(first.replica_id, claimed=False)
+    salt = derive_salt(b"salt", b"")
+    hashes: list[bytes] = []
+    for start in range(0, len(prompt_tokens) - 15, 16):
+        hashes.append(hash_block(hashes[-1] if hashes else None, prompt_tokens[start : start + 16], salt))
+    digest = msgspec.structs.replace(make_digest(16, hashes), version=1)
+    fleet.placement.prefixes.update({first.replica_id: msgspec.msgpack.encode(digest)})
+    following = fleet.placement.choose(with_id(make_job([*prompt_tokens, *range(200)]), "req_2"))
+    assert following and (following.replica_id, following.by) == (first.replica_id, "cached")

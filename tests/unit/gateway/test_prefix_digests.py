@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from inference_worker.contract import prefix_digest
-from inference_worker.contract.prefix_digest import PrefixDigest, PrefixIndex, hash_block, make_digest
+from inference_worker.contract.prefix_digest import NO_DIGEST, PrefixDigest, PrefixIndex, hash_block, make_digest
 from inference_worker.engine.kv_cache.kv_cache import KVCacheManager
 from millrace.gateway.dispatch.hit_rates import WINDOW_SECONDS, HitRates
 from millrace.gateway.dispatch.placement import MIN_REQUESTS_TO_BALANCE
@@ -64,8 +64,51 @@ def test_digests_are_replaced_forgotten_and_ignored_if_unreadable() -> None:
     index.update({"a": encoded(chain(tokens)), "b": None})
     assert index.cached_tokens(tokens, SALT, ["a", "b"]) == {"a": 96}
     index.update({"a": msgspec.msgpack.encode(PrefixDigest(0, 0, b""))})
-    index.update({})
+    index.update({"b": encoded(chain(tokens))})
+    index.retain([])
     assert index.cached_tokens(tokens, SALT, ["a", "b"]) == {}
+
+
+def versioned(hashes: list[bytes], version: int) -> bytes:
+    return msgspec.msgpack.encode(msgspec.structs.replace(make_digest(SIZE, hashes), version=version))
+
+
+def test_only_changed_digests_are_read() -> None:
+    tokens = list(range(100))
+    index = PrefixIndex()
+    versions: dict[str, int | None] = {"a": 1, "b": 2, "none": NO_DIGEST, "earlier": None}
+    assert index.find_changed(versions) == ["a", "b", "earlier"]
+    index.update({"a": versioned(chain(tokens), 1), "b": versioned([], 2), "earlier": encoded(chain(tokens))})
+    assert index.find_changed(versions) == ["earlier"], "a worker of an earlier release reports no version"
+    assert index.find_changed(versions | {"a": 2}) == ["a", "earlier"]
+    before = index.version
+    index.update({"a": versioned(chain(tokens), 1)})
+    assert index.version == before, "predictions of waiting requests stay valid"
+    index.update({"b": None})
+    assert index.find_changed(versions) == ["b", "earlier"]
+    index.retain(["b"])
+    assert index.find_changed({"a": 1}) == ["a"]
+
+
+def test_digests_of_earlier_releases_are_unsorted_and_read_nevertheless() -> None:
+    tokens = list(range(400))
+    hashes = chain(tokens)
+    stored = [each[4:8] for each in hashes]
+    assert stored != sorted(stored, key=lambda each: int.from_bytes(each, "little"))
+    index = PrefixIndex()
+    index.update({"a": msgspec.msgpack.encode({"block_size": SIZE, "rate": 1, "hashes": b"".join(stored)})})
+    assert index.cached_tokens(tokens, SALT, ["a"]) == {"a": 384}
+
+
+def test_a_digest_with_a_part_of_a_hash_is_ignored() -> None:
+    index = index_of(a=chain(list(range(100))))
+    index.update({"a": msgspec.msgpack.encode(PrefixDigest(SIZE, 1, b"12345", version=1))})
+    assert index.cached_tokens(list(range(100)), SALT, ["a"]) == {}
+
+
+def test_the_digest_of_one_cache_does_not_depend_on_its_order() -> None:
+    hashes = chain(list(range(400)))
+    assert make_digest(SIZE, hashes) == make_digest(SIZE, hashes[::-1])
 
 
 def test_the_engine_publishes_what_it_reads_from_its_cache() -> None:

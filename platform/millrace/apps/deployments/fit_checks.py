@@ -1,7 +1,7 @@
-"""Checks whether the platform's machine can serve a model, before its deployment is added.
+"""Checks whether a machine of the platform can serve a model, before its deployment is added.
 
 A web job runs `millrace models inspect` in a process of its own with a time limit. One check runs at a time, because it
-measures the machine. Requests and results are in Valkey.
+measures the machine. Requests and results are in Valkey. A result names the machine whose web jobs ran the check.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from kombu.exceptions import OperationalError
 from inference_worker.checkpoints.model_config import ModelError
 from inference_worker.checkpoints.model_source import embedded_source
 from inference_worker.contract import valkey
+from inference_worker.contract.host import host_name
 from inference_worker.contract.settings import EMBEDDED
 from inference_worker.contract.texts import Text
 from tenants.actions import ActionRefused, Conflict
@@ -77,7 +78,7 @@ def _make_arguments(options: Mapping[str, Any]) -> list[str]:
 
 def run_fit_check(check_id: str, source: str, arguments: list[str]) -> None:
     """Run a check, and store its result. A second run replaces the result of the first one."""
-    result = {"state": "done", "checked": [source, arguments], **_inspect(source, arguments)}
+    result = {"state": "done", "checked": [source, arguments], "host": host_name(), **_inspect(source, arguments)}
     with _broker() as broker:
         broker.set(
             _KEY.format(check_id),
@@ -131,7 +132,7 @@ def _inspect(source: str, arguments: list[str]) -> dict[str, Any]:
     except (ModelError, OSError, RuntimeError, ValueError) as exc:  # such as a home directory of an unknown user
         return {"error": str(exc)}
     if is_missing:  # otherwise the command would look for it on the hub
-        text = Text("%(path)s is neither a model directory nor a .gguf file on this machine.", path=path)
+        text = Text("%(path)s is neither a model directory nor a .gguf file on %(host)s.", path=path, host=host_name())
         return {"error": encode_text(text)}
     command = [sys.executable, "-m", "millrace.cli", "models", "inspect", str(path), *arguments, "--json"]
     process = subprocess.Popen(  # noqa: S603

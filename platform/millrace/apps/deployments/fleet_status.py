@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
@@ -24,6 +24,7 @@ from inference_worker.contract.compute_support import ComputeSupport
 from inference_worker.contract.messages import (
     CORDONS_KEY,
     HEARTBEAT_TTL_MS,
+    REPLICA_LOST_SECONDS,
     REPLICA_SUSPECT_SECONDS,
     REPLICAS_KEY,
     SUPPORT_KEY,
@@ -32,9 +33,13 @@ from inference_worker.contract.messages import (
     beat_key,
     decode_heartbeat,
     decode_worker_support,
+    metrics_key,
     process_of,
+    read_metrics,
     worker_of,
 )
+from inference_worker.contract.metric_families import MetricsSnapshot
+from inference_worker.contract.unsettled_usage import UNSETTLED_KEY, UnsettledUsage, decode_unsettled
 from millrace.apps.deployments.gateway_heartbeat import (
     GATEWAY_HEARTBEAT_TTL_SECONDS,
     GATEWAYS_KEY,
@@ -68,6 +73,7 @@ class ReplicaStatus:
     age_ms: int | None  # time since the last heartbeat; None: more than a minute
     host: str = ""  # name of the worker's machine; empty if it is not running
     started_at: datetime | None = None  # start of the worker's process
+    metrics: MetricsSnapshot | None = None  # since the engine's start; None: it is not loaded, or they are not known
 
     @property
     def name(self) -> str:
@@ -109,6 +115,8 @@ class FleetStatus:
     settler: SettlerStatus | None  # None: no report yet
     settler_age_ms: int | None
     workers: tuple[WorkerStatus, ...] = ()
+    # ID of a journal -> usage that a lost worker may have left in it.
+    left_usage: dict[str, UnsettledUsage] = field(default_factory=dict)
 
     def find_namesakes(self) -> dict[str, list[WorkerStatus]]:
         """Return the running workers whose names other running workers have, by name."""
@@ -151,13 +159,15 @@ def read_fleet_status() -> FleetStatus:
             pipe.smembers(GATEWAYS_KEY)
             pipe.get(status.STATUS_KEY)
             pipe.hgetall(SUPPORT_KEY)
+            pipe.hgetall(UNSETTLED_KEY)
             pipe.time()
-            beats, cordons, gateways, settler, supports, (seconds, micros) = pipe.execute()
+            beats, cordons, gateways, settler, supports, unsettled, (seconds, micros) = pipe.execute()
         report = None if settler is None else status.decode(settler)
         age = None if report is None else max(0, seconds * 1000 + micros // 1000 - report.at // 1000)
         workers = _workers(broker, supports)
         replicas = _replicas(broker, beats, cordons, {worker.id: worker for worker in workers})
-        return FleetStatus(replicas, _gateways(broker, gateways), report, age, workers)
+        left_usage = _find_left_usage(broker, unsettled)
+        return FleetStatus(replicas, _gateways(broker, gateways), report, age, workers, left_usage)
 
 
 def _replicas(
@@ -170,9 +180,10 @@ def _replicas(
     with broker.pipeline(transaction=False) as pipe:
         for replica_id in ids:
             pipe.pttl(beat_key(replica_id))
-        left: list[int] = pipe.execute()
+            pipe.get(metrics_key(replica_id))
+        replies: list[Any] = pipe.execute()
     found = []
-    for replica_id, ttl in zip(ids, left, strict=True):
+    for replica_id, ttl, payload in zip(ids, replies[::2], replies[1::2], strict=True):
         try:
             beat = decode_heartbeat(beats[replica_id.encode()])
         except msgspec.MsgspecError:
@@ -182,7 +193,8 @@ def _replicas(
         wish = cordons.get(worker_of(replica_id).encode(), b"")
         worker = workers.get(process_of(replica_id))
         host, started_at = (worker.host, worker.started_at) if worker else ("", None)
-        found.append(ReplicaStatus(replica_id, _state(beat, age, wish), beat, age, host, started_at))
+        metrics = read_metrics(payload) or beat.metrics
+        found.append(ReplicaStatus(replica_id, _state(beat, age, wish), beat, age, host, started_at, metrics))
     return tuple(found)
 
 
@@ -223,6 +235,24 @@ def _workers(broker: redis.Redis, supports: Mapping[bytes, bytes]) -> tuple[Work
     if lost:
         broker.hdel(SUPPORT_KEY, *lost)  # a disconnected worker adds itself again with its next heartbeat
     return tuple(found)
+
+
+def _find_left_usage(broker: redis.Redis, reports: Mapping[bytes, bytes]) -> dict[str, UnsettledUsage]:
+    """Return the reports about unsettled usage whose processes are lost, by the ID of the journal."""
+    found: dict[str, UnsettledUsage] = {}
+    for journal_id, payload in sorted(reports.items()):
+        try:
+            found[journal_id.decode()] = decode_unsettled(payload)
+        except msgspec.MsgspecError:
+            log.warning(
+                "unsettled_usage_unreadable", journal_id=journal_id.decode()
+            )  # another version, during a deployment
+    with broker.pipeline(transaction=False) as pipe:
+        for report in found.values():
+            pipe.pttl(beat_key(report.process_id))
+        left: list[int] = pipe.execute()
+    oldest_beat = HEARTBEAT_TTL_MS - round(REPLICA_LOST_SECONDS * 1000)
+    return {key: report for (key, report), ttl in zip(found.items(), left, strict=True) if ttl < oldest_beat}
 
 
 def _gateways(broker: redis.Redis, names: Iterable[bytes]) -> tuple[GatewayStatus, ...]:

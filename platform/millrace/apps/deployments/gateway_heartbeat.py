@@ -10,6 +10,7 @@ import msgspec
 import redis.asyncio as redis
 
 from inference_worker.contract.messages import encode
+from millrace.environment.host_reports import HostReport
 from tenants.outbox.change_feed import GATEWAYS_KEY as GATEWAYS_KEY
 from tenants.outbox.change_feed import gateway_heartbeat_key as gateway_heartbeat_key
 
@@ -41,6 +42,9 @@ class GatewayHeartbeat(msgspec.Struct, frozen=True):
     waiting: tuple[QueueDepth, ...] = ()
     hit_rates: tuple[HitRate, ...] = ()
     failures: dict[str, str] = {}  # deployments whose model bundle the gateway cannot load, each with the reason
+    host: HostReport | None = (
+        None  # state of the gateway's machine; None: it is not known yet, or of an earlier release
+    )
 
 
 decode_gateway_heartbeat = msgspec.msgpack.Decoder(GatewayHeartbeat).decode

@@ -15,6 +15,7 @@ from millrace.apps.deployments.fleet_status import FleetStatus, ReplicaState, Re
 from millrace.apps.deployments.gateway_heartbeat import HitRate
 from millrace.apps.deployments.served_deployments import served_specs
 from millrace.apps.health.issues import MIN_REQUESTS, HealthIssue, IssueType
+from millrace.apps.health.left_usage import check_left_usage
 
 QUEUE_SHARE = 3  # a request waits too long after a third of the maximum wait
 MAX_HIT_RATE_DIFFERENCE = 0.1  # predicted minus real cache hit rate of a replica that is acceptable
@@ -206,7 +207,7 @@ def _check_disks(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
                 IssueType.DISK,
                 replica.id,
                 urgent=True,
-                title=Text("%(replica)s accepts no new requests: disk almost full", replica=replica.id),
+                title=Text("%(replica)s accepts no new requests: disk almost full", replica=replica.name),
                 todo=Text(
                     "Free disk space for the state directory on its machine. The replica then recovers automatically."
                 ),
@@ -313,4 +314,5 @@ CHECKS: tuple[Callable[[FleetStatus, datetime], Iterable[HealthIssue]], ...] = (
     _check_namesakes,
     _check_variants,
     _check_disks,
+    check_left_usage,
 )

@@ -31,7 +31,8 @@ def find_issues(board: FleetStatus | None, now: datetime | None = None) -> list[
     else:
         issues = [issue for check_fleet in fleet_checks.CHECKS for issue in check_fleet(board, now)]
     issues += [issue for check_rows in _ROW_CHECKS for issue in check_rows(now)]
-    issues += [issue for check_machine in machine_checks.CHECKS for issue in check_machine()]
+    hosts = machine_checks.find_hosts(board)
+    issues += [issue for host in hosts for check_machine in machine_checks.CHECKS for issue in check_machine(host)]
     return sorted(issues, key=lambda issue: not issue.urgent)
 
 

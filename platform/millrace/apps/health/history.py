@@ -71,9 +71,13 @@ class FleetPoint:
 
 
 def sample(board: FleetStatus, now: datetime | None = None) -> int:
-    """Store a sample of each running replica, at most one per minute. Returns the number of new samples."""
+    """Store a sample of each running replica, at most one per minute. Returns the number of new samples.
+
+    A loaded replica whose metrics Valkey has lost has no sample: its counters would seem to start again.
+    """
     at = (now or datetime.now(UTC)).replace(second=0, microsecond=0)
-    rows = [_row(at, replica) for replica in board.replicas if replica.state != ReplicaState.SILENT]
+    running = (replica for replica in board.replicas if replica.state != ReplicaState.SILENT)
+    rows = [_row(at, replica) for replica in running if replica.metrics is not None or replica.beat.machine is None]
     with all_tenants_scope(BypassReason.HOUSEKEEPING):
         before = ReplicaSample.objects.filter(sampled_at=at).count()
         ReplicaSample.objects.bulk_create(rows, ignore_conflicts=True)
@@ -137,7 +141,7 @@ def ttft_p95(replicas: Sequence[ReplicaStatus], since: datetime) -> dict[str, in
     }
     quantiles = {}
     for replica in replicas:
-        counts = _ttft(replica.beat.metrics)
+        counts = _ttft(replica.metrics)
         base = first.get(replica.id)
         if base is not None and len(base.ttft) == len(counts):
             counts = [count - before for count, before in zip(counts, base.ttft, strict=True)]
@@ -163,7 +167,7 @@ def _quantile(counts: Sequence[int], percent: int = 95) -> int | None:
 
 
 def _row(at: datetime, replica: ReplicaStatus) -> ReplicaSample:
-    beat, metrics, machine = replica.beat, replica.beat.metrics, replica.beat.machine
+    beat, metrics, machine = replica.beat, replica.metrics, replica.beat.machine
     seconds = 0.0 if metrics is None else sum(metrics.counters.get(families.FORWARD_SECONDS, {}).values())
     iterations = None if metrics is None else metrics.histograms.get(families.ITERATION_TOKENS)
     mfu = None if metrics is None else metrics.gauges.get(families.MFU)

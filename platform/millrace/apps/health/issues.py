@@ -44,6 +44,7 @@ class IssueType(StrEnum):
     SETTLER = "settler"
     SLOW = "slow"
     UNPRICED = "unpriced"
+    UNSETTLED = "unsettled"
     UPSTREAM = "upstream"
     UPSTREAM_PAUSE = "upstream_pause"
     VARIANT = "variant"

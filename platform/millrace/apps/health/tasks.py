@@ -7,7 +7,7 @@ import structlog
 from celery import shared_task
 
 from millrace.apps.deployments.fleet_status import read_fleet_status
-from millrace.apps.health import cordons, health_checks, history
+from millrace.apps.health import cordons, health_checks, history, left_usage
 
 log = structlog.get_logger(__name__)
 
@@ -21,7 +21,12 @@ def run_health_checks() -> int:
         log.warning("broker_unreachable", error=str(exc))
         return len(health_checks.record_issues(None))
     history.sample(board)
-    return len(health_checks.record_issues(board))
+    issues = health_checks.record_issues(board)
+    try:
+        left_usage.forget_settled(board)
+    except redis.RedisError as exc:
+        log.warning("broker_unreachable", error=str(exc))
+    return len(issues)
 
 
 @shared_task(name="health.publish_cordons")

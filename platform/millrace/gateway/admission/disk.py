@@ -1,4 +1,7 @@
-"""Rejection of new requests while a disk of the platform is almost full. Active requests are not affected."""
+"""Rejection of new requests while a disk of the platform is almost full. Active requests are not affected.
+
+The state of the machine is read with the free space, for the gateway's heartbeat.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from pathlib import Path
 
 from inference_worker.contract.disk import FreeSpace
 from millrace.environment.disk_reserve import watched_directories
+from millrace.environment.host_reports import HostReport, report_host
 from millrace.gateway.core.activity import Activity, Poll
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.errors import OVERLOADED, ApiError
@@ -24,12 +28,14 @@ class DiskWatch:
             data_dir: the platform's data directory.
             min_free: bytes below which requests are rejected.
         """
+        self._data_dir = data_dir
         self._space = FreeSpace(watched_directories(data_dir), min_free)
+        self.report: HostReport | None = None  # state of this machine at the last look
         self._pauses = Poll(activity)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        self._space.look()
+        self._look()
         self._tasks = [asyncio.create_task(self._run())]
 
     async def stop(self) -> None:
@@ -52,4 +58,8 @@ class DiskWatch:
     async def _run(self) -> None:
         while True:
             await self._pauses.pause(CHECK_SECONDS)
-            await asyncio.to_thread(self._space.look)  # a network disk may block
+            await asyncio.to_thread(self._look)  # a network disk may block
+
+    def _look(self) -> None:
+        self._space.look()
+        self.report = report_host(self._data_dir, self._space)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -17,7 +18,7 @@ _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
 class GatewayMetrics:
-    """The metrics of one gateway process, in a separate registry."""
+    """The metrics of one gateway process, in separate registries: its own, and those of the replicas."""
 
     def __init__(self, replicas: ReplicaRegistry, settler: _SettlerStatus | None = None) -> None:
         self.registry = CollectorRegistry()
@@ -64,14 +65,17 @@ class GatewayMetrics:
         )
         self.registry.register(process_guard())
         self.registry.register(_WrongKeys())
-        self.registry.register(ReplicaMetrics(replicas))
+        self.replicas = ReplicaMetrics(replicas)
+        self._replica_registry = CollectorRegistry()
+        self._replica_registry.register(self.replicas)
         self.settler = settler or _SettlerStatus()
         self.registry.register(self.settler)
         self.outboxes = _OutboxTotals()
         self.registry.register(self.outboxes)
 
-    def render(self) -> bytes:
-        return generate_latest(self.registry)
+    async def render(self) -> bytes:
+        """Return the metrics in the text format. A thread renders those of the replicas, which may be thousands."""
+        return generate_latest(self.registry) + await asyncio.to_thread(generate_latest, self._replica_registry)
 
 
 class _WrongKeys:

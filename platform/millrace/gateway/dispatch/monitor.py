@@ -29,9 +29,10 @@ from inference_worker.contract.messages import (
     encode,
     replica_keys,
 )
-from inference_worker.contract.prefix_digest import digest_key
+from inference_worker.contract.prefix_digest import NO_DIGEST, digest_key
 from inference_worker.contract.settings import deployment_name
 from millrace.apps.deployments.gateway_heartbeat import GatewayHeartbeat, QueueDepth, send_gateway_heartbeat
+from millrace.environment.host_reports import HostReport
 from millrace.gateway.core.activity import Activity, Poll
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.errors import ApiError
@@ -44,6 +45,7 @@ log = structlog.get_logger(__name__)
 
 KNOWN_AFTER_ROUNDS = 3  # exchanges in which each running replica has sent two heartbeats, so that it is seen alive
 DIGEST_ROUNDS = 2  # between readings of the digests of prefix caches
+DIGESTS_PER_READ = 32  # decoded in less than a millisecond; other tasks run between reads
 FIRST_RENOTIFY_SECONDS = 1.5  # a lost task is sent again after TASK_LOST_MS
 RENOTIFY_SECONDS = 5.0
 MAX_LOST_REPLICAS = 3  # with this many lost replicas, the request probably causes the losses
@@ -60,14 +62,17 @@ class DispatchMonitor:
         dispatcher: Dispatcher,
         activity: Activity | None = None,
         read_failures: Callable[[], Mapping[str, str]] = dict,
+        read_host: Callable[[], HostReport | None] = lambda: None,
     ) -> None:
         """Create a monitor.
 
         Args:
             read_failures: returns the deployments whose model bundle this gateway cannot load, each with the reason.
+            read_host: returns the state of this machine.
         """
         self._dispatcher = dispatcher
         self._read_failures = read_failures
+        self._read_host = read_host
         self._pauses = Poll(activity)
         self._broker = dispatcher.broker
         self._replicas = dispatcher.replicas
@@ -121,12 +126,15 @@ class DispatchMonitor:
         return self._replicas.update(heartbeats, cordoned, exited)
 
     async def _read_digests(self) -> None:
-        """Read the digests of the replicas' prefix caches."""
-        replica_ids = list(self._replicas.live())
-        payloads: list[Any] = []
-        if replica_ids:
-            payloads = await self._broker.mget([digest_key(replica_id) for replica_id in replica_ids])
-        self._dispatcher.placement.prefixes.update(dict(zip(replica_ids, payloads, strict=True)))
+        """Read the digests of the prefix caches that have changed since they were read."""
+        prefixes = self._dispatcher.placement.prefixes
+        versions = {replica_id: heartbeat.digest for replica_id, heartbeat in self._replicas.live().items()}
+        prefixes.retain([replica_id for replica_id, version in versions.items() if version != NO_DIGEST])
+        changed = prefixes.find_changed(versions)
+        for start in range(0, len(changed), DIGESTS_PER_READ):
+            replica_ids = changed[start : start + DIGESTS_PER_READ]
+            payloads: Any = await self._broker.mget([digest_key(replica_id) for replica_id in replica_ids])
+            prefixes.update(dict(zip(replica_ids, payloads, strict=True)))
 
     def _heartbeat(self) -> GatewayHeartbeat:
         now = time.monotonic()
@@ -138,7 +146,8 @@ class DispatchMonitor:
             QueueDepth(*queue_key, len(waits), round(max(waits) * 1000)) for queue_key, waits in sorted(waiting.items())
         )
         hit_rates = self._dispatcher.placement.hit_rates.recent(self._replicas.live())
-        return GatewayHeartbeat(self._dispatcher.in_flight, tuple(depths), hit_rates, dict(self._read_failures()))
+        in_flight, failures = self._dispatcher.in_flight, dict(self._read_failures())
+        return GatewayHeartbeat(in_flight, tuple(depths), hit_rates, failures, self._read_host())
 
     async def _demand_loads(self) -> None:
         """Request the load of unloaded deployments that requests wait for. Workers read it twice a second."""

@@ -10,6 +10,11 @@ prefer the same replica. If that replica leaves, another takes over, and other p
 `LOAD_FACTOR` times the mean load is skipped, since a cache hit saves one prefill but a queue costs more. Shorter
 prompts go to the least loaded replica.
 
+At most `MAX_CANDIDATES` replicas are examined, so that the cost of a request does not grow with the fleet. Of more
+replicas, the candidates are neighbors on a hash ring: of the first 64, 256, 1024, … tokens of the prompt, and of the
+request. So the requests of one conversation have mostly the same candidates. If none of them has a credit, the first
+replicas with one are the candidates.
+
 No replica is sent more than its credits: its maximum batch and an eighth more, minus its current requests. These are
 known from its heartbeat and from what this gateway has sent. Requests of the batch class take no credits from other
 requests, since the engine preempts them within a step.
@@ -22,18 +27,24 @@ from __future__ import annotations
 
 import hashlib
 import time
+from array import array
+from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Protocol
 
 from inference_worker.contract.messages import Heartbeat, InferenceJob
 from inference_worker.contract.prefix_digest import PrefixIndex
 from inference_worker.contract.request import ServiceClass
 from millrace.gateway.dispatch.hit_rates import HitRates
-from millrace.gateway.dispatch.replicas import ReplicaRegistry
+from millrace.gateway.dispatch.replicas import POINT_BYTES, ReplicaRegistry
 
 AFFINITY_TOKENS = 64
+MAX_CANDIDATES = 16  # replicas that are examined for a request
+PREFIX_GROWTH = 4  # ratio of the lengths of two prefixes that have neighbors on the ring
+MAX_PREFIXES = 5
 LOAD_FACTOR = 1.25  # a replica with more than this multiple of the mean load is skipped
 MIN_REQUESTS_TO_BALANCE = 4  # loads up to this number of requests are not balanced
 MAX_HELD_BACK = 3  # requests that wait for an upstream's capacity, for each slot of their replica
@@ -139,25 +150,28 @@ class Placement:
     def choose(self, job: InferenceJob) -> PlacementChoice | None:
         """Return the replica for the job, or None if no replica has a credit."""
         ready, batch = self._registry.find_ready(job.deployment_key), job.service_class == ServiceClass.BATCH
-        credits = {
-            replica_id: left
-            for replica_id, heartbeat in ready.items()
-            if (left := self.credits(replica_id, heartbeat, batch=batch)) > 0
-        }
+        prefix_hash = _prefix_hash(job)
+        candidates, sample = self._find_candidates(job, prefix_hash)
+        preferred = candidates[:1]
+        credits = self._find_credits(candidates, ready, batch)
+        if not credits and len(candidates) < len(ready):
+            credits = self._find_credits(ready, ready, batch)
+            candidates = list(credits)
         if not credits:
             return None
-        if not (prefix_hash := _prefix_hash(job)):
+        if not prefix_hash:
             replica_id = self._idlest(credits, ready, batch)
             return PlacementChoice(replica_id, "load", self.load(replica_id, batch=batch), credits[replica_id])
         warm_since = time.monotonic() - WARM_SECONDS
         replicas_with_prefix = tuple(
             replica_id
-            for replica_id in ready
+            for replica_id in candidates
             if self._last_computed.get((prefix_hash, replica_id), -WARM_SECONDS) > warm_since
         )
-        loads = {replica_id: self.load(replica_id, batch=batch) for replica_id in ready}
-        cached = self.prefixes.cached_tokens(job.prompt_token_ids, job.cache_salt, list(ready))
-        replica_id, by = self._choose_preferred(job, prefix_hash, credits, loads, cached)
+        loads = {replica_id: self.load(replica_id, batch=batch) for replica_id in candidates}
+        cached = self.prefixes.cached_tokens(job.prompt_token_ids, job.cache_salt, candidates)
+        mean_load = (sum(self.load(name, batch=batch) for name in sample) + 1) / len(sample)  # with this request
+        replica_id, by = self._choose_preferred(job, preferred, credits, loads, cached, mean_load)
         computed = len(job.prompt_token_ids) - cached.get(replica_id, 0)
         mean = self._mean_computed.setdefault(job.deployment_key, computed)
         self._mean_computed[job.deployment_key] = mean + MEAN_WEIGHT * (computed - mean)
@@ -178,37 +192,69 @@ class Placement:
         """
         job = waiting[0].job
         ready, batch = self._registry.find_ready(job.deployment_key), job.service_class == ServiceClass.BATCH
-        free = [name for name, heartbeat in ready.items() if self.credits(name, heartbeat, batch=batch) > 0]
-        if len(waiting) == 1 or not free or job.input_lengths:
+        if len(waiting) == 1 or job.input_lengths:
             return 0
+        has_credit: dict[str, bool] = {}
         most = []
         for each in waiting:
             if each.cached_at != self.prefixes.version:
                 each.cached_at = self.prefixes.version
-                each.cached = self.prefixes.cached_tokens(each.job.prompt_token_ids, each.job.cache_salt, list(ready))
-            most.append(max((each.cached.get(name, 0) for name in free), default=0))
+                candidates, _ = self._find_candidates(each.job, _prefix_hash(each.job))
+                each.cached = self.prefixes.cached_tokens(each.job.prompt_token_ids, each.job.cache_salt, candidates)
+            found = [name for name, tokens in each.cached.items() if tokens and name in ready]
+            for name in found:
+                if name not in has_credit:
+                    has_credit[name] = self.credits(name, ready[name], batch=batch) > 0
+            most.append(max((each.cached[name] for name in found if has_credit[name]), default=0))
         return most.index(max(most))
+
+    def _find_candidates(self, job: InferenceJob, prefix_hash: bytes) -> tuple[Sequence[str], Sequence[str]]:
+        """Return the replicas that are examined for the job, and those of them that sample the load of all.
+
+        The former are in the order of preference for its prefix. Of more than MAX_CANDIDATES replicas, they are
+        neighbors on the ring: some for each of the prompt's prefixes, and some for the request, so that a prefix that
+        many requests share can use all replicas.
+        """
+        ready = self._registry.find_ready(job.deployment_key)
+        if len(ready) <= MAX_CANDIDATES:
+            ranked = _by_affinity(prefix_hash, ready) if prefix_hash else list(ready)
+            return ranked, ranked
+        ring, points = self._registry.ring(job.deployment_key), _hash_prefixes(job)
+        width = MAX_CANDIDATES // len(points)
+        windows = [_by_affinity(point, _find_neighbors(ring, point, width)) for point in points]
+        return list(dict.fromkeys(chain.from_iterable(windows))), windows[-1]
+
+    def _find_credits(self, names: Iterable[str], ready: Mapping[str, Heartbeat], batch: bool) -> dict[str, int]:
+        """Return the credits of the first MAX_CANDIDATES of these replicas that have any."""
+        credits = ((name, self.credits(name, ready[name], batch=batch)) for name in names)
+        return dict(islice(((name, left) for name, left in credits if left > 0), MAX_CANDIDATES))
 
     def _choose_preferred(
         self,
         job: InferenceJob,
-        prefix_hash: bytes,
+        preferred: Sequence[str],
         credits: Mapping[str, int],
         loads: Mapping[str, int],
         cached: Mapping[str, int],
+        mean_load: float,
     ) -> tuple[str, str]:
-        """Return a replica with a credit for a prompt with a prefix, and the reason."""
-        ranked = _by_affinity(prefix_hash, loads)
+        """Return a replica with a credit for a prompt with a prefix, and the reason.
+
+        Args:
+            preferred: the replica that the prefix prefers.
+            loads: of the candidates, in the order of preference.
+            mean_load: of all replicas, approximately.
+        """
         if most := max(cached.values(), default=0):
             mean = self._mean_computed.get(job.deployment_key, len(job.prompt_token_ids))
-            delays = {name: mean * loads[name] - cached.get(name, 0) for name in ranked if name in credits}
+            delays = {name: mean * loads[name] - cached.get(name, 0) for name in loads if name in credits}
             chosen = min(delays, key=lambda name: delays[name])  # the first of equal ones
             found = cached.get(chosen, 0)
             return chosen, "cached" if found and found >= most / 2 else "spill"
-        max_load = max(MIN_REQUESTS_TO_BALANCE, LOAD_FACTOR * (sum(loads.values()) + 1) / len(loads))
-        for rank, name in enumerate(ranked):
-            if name in credits and loads[name] <= max_load:
-                return name, "spill" if rank else "prefix"
+        max_load = max(MIN_REQUESTS_TO_BALANCE, LOAD_FACTOR * mean_load)
+        for name, load in loads.items():
+            if name in credits and load <= max_load:
+                return name, "prefix" if name in preferred else "spill"
         return self._idlest(
             credits, self._registry.find_ready(job.deployment_key), job.service_class == ServiceClass.BATCH
         ), "load"
@@ -235,3 +281,27 @@ def _by_affinity(prefix_hash: bytes, replicas: Iterable[str]) -> Sequence[str]:
         key=lambda replica_id: hashlib.blake2b(replica_id.encode(), key=prefix_hash[:32]).digest(),
         reverse=True,
     )
+
+
+def _hash_prefixes(job: InferenceJob) -> list[bytes]:
+    """Return hashes of the prompt's first AFFINITY_TOKENS tokens and of longer prefixes, and of the request.
+
+    Requests of one conversation share the hashes of all prefixes that they have. Those of the longer ones differ
+    between conversations with one system prompt.
+    """
+    points = []
+    if not job.input_lengths:  # encoders have no cached prefix
+        tokens, prefix = job.prompt_token_ids, hashlib.blake2b(key=job.cache_salt, digest_size=POINT_BYTES)
+        start, end = 0, AFFINITY_TOKENS
+        while end <= len(tokens) and len(points) < MAX_PREFIXES:
+            prefix.update(array("I", tokens[start:end]).tobytes())
+            points.append(prefix.digest())
+            start, end = end, end * PREFIX_GROWTH
+    request_id = job.billing_context.request_id
+    return [*points, hashlib.blake2b(request_id.encode(), digest_size=POINT_BYTES).digest()]
+
+
+def _find_neighbors(ring: Sequence[tuple[bytes, str]], point: bytes, count: int) -> list[str]:
+    """Return the first replicas on the ring from a point."""
+    start = bisect_left(ring, (point, ""))
+    return [ring[(start + number) % len(ring)][1] for number in range(count)]

@@ -11,8 +11,9 @@ Silence is measured by this gateway's own clock. Clocks of different machines ar
 
 from __future__ import annotations
 
+import hashlib
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -34,6 +35,7 @@ from inference_worker.contract.messages import (
 log = structlog.get_logger(__name__)
 
 FORGET_SECONDS = 60.0
+POINT_BYTES = 8  # bytes of a hash on the ring of replicas
 
 
 async def read_present(broker: redis.Redis) -> set[str]:
@@ -72,6 +74,9 @@ class ReplicaRegistry:
         self._left_at: dict[str, float] = {}  # replica ID whose heartbeat was removed -> time of the removal
         self._exited: frozenset[str] = frozenset()
         self._cordoned: frozenset[str] = frozenset()  # names of workers
+        # Deployment key -> replicas that take its requests. They change only with an update.
+        self._ready: dict[str, dict[str, Heartbeat]] = {}
+        self._rings: dict[str, Sequence[tuple[bytes, str]]] = {}
 
     def update(
         self, heartbeats: Mapping[bytes, bytes], cordoned: Collection[bytes] = (), exited: Collection[bytes] = ()
@@ -82,6 +87,7 @@ class ReplicaRegistry:
             The replicas that were lost since the last call.
         """
         now = self._clock()
+        self._ready, self._rings = {}, {}
         self._cordoned = frozenset(name.decode() for name in cordoned)
         self._exited = frozenset(replica_id.decode() for replica_id in exited)
         present = {
@@ -152,13 +158,21 @@ class ReplicaRegistry:
         """Return the heartbeats of the replicas that take requests for the deployment `key`."""
         return list(self.find_ready(key).values())
 
-    def find_ready(self, key: str) -> dict[str, Heartbeat]:
+    def find_ready(self, key: str) -> Mapping[str, Heartbeat]:
         """Return the heartbeats of the replicas that take requests for the deployment `key`, by replica ID."""
-        return {
-            replica_id: replica.heartbeat
-            for replica_id, replica in self._replicas.items()
-            if replica.seen_alive and replica.deployment_key == key and self.takes_work(replica_id)
-        }
+        if key not in self._ready:
+            self._ready[key] = {
+                replica_id: replica.heartbeat
+                for replica_id, replica in self._replicas.items()
+                if replica.seen_alive and replica.deployment_key == key and self.takes_work(replica_id)
+            }
+        return self._ready[key]
+
+    def ring(self, key: str) -> Sequence[tuple[bytes, str]]:
+        """Return the IDs of these replicas with their hashes, in the order of the hashes, which all gateways share."""
+        if key not in self._rings:
+            self._rings[key] = sorted((_hash_name(replica_id), replica_id) for replica_id in self.find_ready(key))
+        return self._rings[key]
 
     def load_seconds(self, key: str) -> float | None:
         """Return how long a load of the deployment `key` takes.
@@ -215,3 +229,7 @@ class ReplicaRegistry:
             self._replicas[replica_id] = Replica(heartbeat, now)
         elif heartbeat.beat != previous.heartbeat.beat:
             self._replicas[replica_id] = Replica(heartbeat, now, seen_alive=True)
+
+
+def _hash_name(replica_id: str) -> bytes:
+    return hashlib.blake2b(replica_id.encode(), digest_size=POINT_BYTES).digest()

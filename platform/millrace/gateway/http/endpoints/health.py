@@ -51,8 +51,8 @@ class MetricsEndpoint(HttpConsumer):
 
     async def handle(self) -> None:
         self._require_reader()
-        await self.gateway.read_job_metrics()
-        await self.respond(200, self.gateway.metrics.render(), b"text/plain; version=0.0.4; charset=utf-8")
+        await self.gateway.read_metrics()
+        await self.respond(200, await self.gateway.metrics.render(), b"text/plain; version=0.0.4; charset=utf-8")
 
     def _require_reader(self) -> None:
         """Check that the client may read metrics of all tenants: it has the token, or is local if there is none.
