@@ -75,8 +75,8 @@ BEGIN
     RETURN QUERY INSERT INTO billing_budgetlease AS l (tenant_id, gateway_id, fencing_token, budget_period_ids, money,
         tokens, requests, settled_money, settled_tokens, settled_requests, fully_reserved, open, created_at,
         leased_until, reclaim_at)
-    VALUES (tenant, gateway, 1 + floor(random() * 2000000000)::integer, wanted, grants[1], grants[2], grants[3], 0, 0, 0,
-        grants = needed, true, now(), now() + lasting, now() + lasting + longest)
+    VALUES (tenant, gateway, 1 + floor(random() * 2000000000)::integer, wanted, grants[1], grants[2], grants[3],
+        0, 0, 0, grants = needed, true, now(), now() + lasting, now() + lasting + longest)
     RETURNING l.id, l.fencing_token, l.money, l.tokens, l.requests, NULL::bigint, NULL::bigint, NULL::bigint,
         NULL::timestamptz;
 END

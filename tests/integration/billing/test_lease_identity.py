@@ -1,4 +1,4 @@
-"""The identity of a budget lease after a failover of PostgreSQL that lost transactions, so that IDs are assigned twice."""
+"""The identity of a budget lease after a failover of PostgreSQL that lost transactions: IDs are assigned twice."""
 
 from __future__ import annotations
 
