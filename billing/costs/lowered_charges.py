@@ -63,7 +63,8 @@ def lower_charge(cursor: Any, key: ExecutionKey, counts: TokenCounts, *, apply: 
             price.pk if price is not None and count else None for price, count in zip(prices, change, strict=True)
         ]
         lease = execution.lease
-        write_adjustment(cursor, key, context, RECONCILED, (*change, femto, saved), price_ids, lease and lease.id)
+        lease_id = None if lease is None else lease.id
+        write_adjustment(cursor, key, context, RECONCILED, (*change, femto, saved), price_ids, lease_id)
         tokens, before = tokens_of(change), tokens_of(execution.sums)
         requests = min(before + tokens, 1) - min(before, 1)
         reservations.adjust(cursor, lease, ReservationUse(femto, tokens, requests))

@@ -103,19 +103,11 @@ def _merge(cursor: Any, execution: SettledExecution, arrival: RepeatedEvent) -> 
     if change[-2] > 0 or any(count > 0 for count in change[: len(TOKEN_COLUMNS)]):
         return False
     prices = _merge_prices(execution.price_ids, rated.price_ids)
-    write_adjustment(
-        cursor,
-        arrival.key,
-        event.billing_context,
-        event.outcome,
-        change,
-        prices,
-        execution.lease and execution.lease.id,
-    )
+    lease = execution.lease
+    lease_id = None if lease is None else lease.id
+    write_adjustment(cursor, arrival.key, event.billing_context, event.outcome, change, prices, lease_id)
     after, before = tokens_of(wanted), tokens_of(execution.sums)
-    reservations.adjust(
-        cursor, execution.lease, ReservationUse(change[-2], after - before, min(after, 1) - min(before, 1))
-    )
+    reservations.adjust(cursor, lease, ReservationUse(change[-2], after - before, min(after, 1) - min(before, 1)))
     execution.sums = wanted
     execution.outcomes.add(event.outcome)
     return True

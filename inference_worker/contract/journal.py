@@ -36,7 +36,7 @@ from inference_worker.contract.messages import ExecutionUsage, decode_usage, enc
 SEGMENT_BYTES = 1 << 20
 LOCK_NAME = "lock"
 TIMELINE_NAME = "timeline"
-SETTLED_STREAM_ID = "0-0"  # of an event that was settled and is sent again
+SETTLED_STREAM_ID = "0-0"  # instead of the ID of an event that was settled and is sent again
 MAX_RETAINED_SEGMENTS = 256  # with settled events only; the oldest are deleted first, and before the disk is full
 RECORD_BYTES = 1024  # reserved for each running execution: its usage event and the note that the broker has it
 _HEADER = struct.Struct("<IIc")  # length, CRC-32 of type and payload, record type
