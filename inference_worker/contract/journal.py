@@ -44,7 +44,6 @@ _HEADER = struct.Struct("<IIc")  # length, CRC-32 of type and payload, record ty
 ExecutionKey = tuple[str, int, int]  # request id, execution, attempt
 _decode_key = msgspec.msgpack.Decoder(tuple[str, int, int]).decode
 _decode_confirmation = msgspec.msgpack.Decoder(tuple[str, int, int, str]).decode
-_decode_settlement = msgspec.msgpack.Decoder(tuple[int, int, int]).decode
 
 
 class JournalBusyError(Exception):
@@ -212,7 +211,8 @@ class Journal:
                 segment.settle(key, now)
                 has_settled = True
         if has_settled:
-            self._note(b"S", encode((*watermark, now)))
+            # In the form of a `C`, as which earlier versions read it, of an execution that does not exist.
+            self._note(b"S", encode(("", *watermark, str(now))))
         settled = self._settled_segments()
         excess = max(0, len(settled) - MAX_RETAINED_SEGMENTS)
         self._delete(settled[:excess])
@@ -414,8 +414,8 @@ def _read_segment(path: Path, notes: _Notes) -> Segment:
         elif record_type == b"D":
             notes.dropped.add(_decode_key(payload))
         elif record_type == b"S":
-            milliseconds, sequence, at = _decode_settlement(payload)
-            notes.settle((milliseconds, sequence), at)
+            _, milliseconds, sequence, at = _decode_confirmation(payload)
+            notes.settle((milliseconds, sequence), int(at))
         else:
             request_id, execution, attempt, stream_id = _decode_confirmation(payload)
             notes.confirm((request_id, execution, attempt), stream_id)
