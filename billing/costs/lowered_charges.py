@@ -62,10 +62,12 @@ def lower_charge(cursor: Any, key: ExecutionKey, counts: TokenCounts, *, apply: 
         price_ids = [
             price.pk if price is not None and count else None for price, count in zip(prices, change, strict=True)
         ]
-        write_adjustment(cursor, key, context, RECONCILED, (*change, femto, saved), price_ids, execution.lease_id)
+        lease = execution.lease
+        lease_id = None if lease is None else lease.id
+        write_adjustment(cursor, key, context, RECONCILED, (*change, femto, saved), price_ids, lease_id)
         tokens, before = tokens_of(change), tokens_of(execution.sums)
         requests = min(before + tokens, 1) - min(before, 1)
-        reservations.adjust(cursor, execution.lease_id, ReservationUse(femto, tokens, requests))
+        reservations.adjust(cursor, lease, ReservationUse(femto, tokens, requests))
     return LoweredCharge(-femto, apply)
 
 

@@ -19,7 +19,7 @@ from billing.db_arrays import array, text_array
 from billing.periods import stamps
 from billing.rates.pricing import Rated
 from billing.reservations import reservations
-from billing.reservations.reservations import ReservationUse
+from billing.reservations.reservations import LeaseKey, ReservationUse
 from inference_worker.contract.messages import BillingContext, ExecutionUsage
 from inference_worker.contract.request import TOKEN_CLASSES, TOKEN_COLUMNS
 
@@ -35,7 +35,8 @@ _SUMS = ", ".join((*TOKEN_COLUMNS, "cost_femto", "saved_femto"))
 _KEYS = "SELECT * FROM unnest(%s::timestamptz[], %s::text[], %s::bigint[])"
 _LOCK = "SELECT pg_advisory_xact_lock(hashtextextended(id, 0)) FROM unnest(%s::text[]) AS id"
 _EVENT = f"""
-SELECT admitted_at, request_id, execution, outcome, price_ids, lease_id, {_SUMS} FROM billing_usageevent
+SELECT admitted_at, request_id, execution, outcome, price_ids, lease_id, fencing_token, tenant_id, {_SUMS}
+FROM billing_usageevent
 WHERE (admitted_at, request_id, execution) IN ({_KEYS})
 """  # noqa: S608  (column names from above, nothing from outside)
 _ADJUSTMENTS = f"""
@@ -55,7 +56,7 @@ class SettledExecution:
 
     outcome: str
     price_ids: list[int | None] | None
-    lease_id: int | None
+    lease: LeaseKey | None
     event_sums: tuple[int, ...]  # sums of the event
     sums: tuple[int, ...]  # with the adjustments
     outcomes: set[str] = field(default_factory=set)  # outcomes of event and adjustments
@@ -102,11 +103,11 @@ def _merge(cursor: Any, execution: SettledExecution, arrival: RepeatedEvent) -> 
     if change[-2] > 0 or any(count > 0 for count in change[: len(TOKEN_COLUMNS)]):
         return False
     prices = _merge_prices(execution.price_ids, rated.price_ids)
-    write_adjustment(cursor, arrival.key, event.billing_context, event.outcome, change, prices, execution.lease_id)
+    lease = execution.lease
+    lease_id = None if lease is None else lease.id
+    write_adjustment(cursor, arrival.key, event.billing_context, event.outcome, change, prices, lease_id)
     after, before = tokens_of(wanted), tokens_of(execution.sums)
-    reservations.adjust(
-        cursor, execution.lease_id, ReservationUse(change[-2], after - before, min(after, 1) - min(before, 1))
-    )
+    reservations.adjust(cursor, lease, ReservationUse(change[-2], after - before, min(after, 1) - min(before, 1)))
     execution.sums = wanted
     execution.outcomes.add(event.outcome)
     return True
@@ -152,10 +153,11 @@ def read_executions(cursor: Any, keys: Sequence[ExecutionKey]) -> dict[Execution
     columns = [array(times), text_array(ids), array(numbers)]
     cursor.execute(_EVENT, columns)
     executions = {}
-    for admitted_at, request_id, number, outcome, price_ids, lease_id, *sums in cursor.fetchall():
+    for admitted_at, request_id, number, outcome, price_ids, lease_id, token, tenant_id, *sums in cursor.fetchall():
         counts = tuple(int(total) for total in sums)
+        lease = None if lease_id is None else LeaseKey(lease_id, token or 0, tenant_id)
         executions[admitted_at, request_id, number] = SettledExecution(
-            outcome, price_ids, lease_id, counts, counts, {outcome}
+            outcome, price_ids, lease, counts, counts, {outcome}
         )
     cursor.execute(_ADJUSTMENTS, columns)
     for admitted_at, request_id, number, outcome, *sums in cursor.fetchall():

@@ -32,7 +32,7 @@ from billing.pricing.rating import rate, rate_cards
 from billing.rates.pricing import Rated, UnknownPriceError
 from billing.rates.reserved_charge import charge, charge_within_reservation
 from billing.reservations import reservations
-from billing.reservations.reservations import exceeds_reservation, used_by
+from billing.reservations.reservations import exceeds_reservation, lease_of, used_by
 from inference_worker.contract.messages import ExecutionUsage, decode_usage
 from inference_worker.contract.request import TOKEN_COLUMNS
 from inference_worker.contract.texts import Text, text_of
@@ -276,8 +276,9 @@ def _store(rows: Sequence[UsageRow]) -> list[UsageRow]:
         new = _first_of(rows, _insert(arrays))
         late = reservations.settle(cursor, [(row.event, row.rated.cost_femto) for row in new])
         for row in new:
-            if row.event.billing_context.lease_id in late and not reservations.adjust(
-                cursor, row.event.billing_context.lease_id, used_by(row.event, row.rated.cost_femto), must_fit=True
+            lease = lease_of(row.event.billing_context)
+            if lease in late and not reservations.adjust(
+                cursor, lease, used_by(row.event, row.rated.cost_femto), must_fit=True
             ):
                 reverse_late(cursor, row.key, row.event, row.rated)
         cost_booking.book(cursor, [row.reported for row in new])

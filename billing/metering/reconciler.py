@@ -60,7 +60,9 @@ WITH adjusted AS (
     SELECT e.lease_id, e.cost_femto + coalesce(a.cost, 0) AS cost, CASE WHEN e.outcome = 'failed' THEN 0 ELSE
         {_TOKENS} + coalesce(a.tokens, 0) END AS tokens
     FROM billing_usageevent e LEFT JOIN adjusted a USING (admitted_at, request_id, execution)
-    WHERE e.lease_id IS NOT NULL AND e.admitted_at > %(since)s - interval '1 day'
+    JOIN billing_budgetlease s ON s.id = e.lease_id AND s.tenant_id = e.tenant_id
+        AND s.fencing_token - e.fencing_token IN (0, 1)  -- otherwise it is another lease: see billing_adjust
+    WHERE e.admitted_at > %(since)s - interval '1 day'
 ), sums AS (
     SELECT lease_id, sum(cost) AS cost, sum(tokens) AS tokens, count(*) FILTER (WHERE tokens > 0) AS requests
     FROM execution GROUP BY lease_id

@@ -3,6 +3,7 @@
 A batch is read, committed, and only then acknowledged and deleted, because workers remove acknowledged usage from their
 journals. After any failure, the messages stay pending with this consumer and are read again first. Several settlers may
 run with different names. They share the stream, and take over the messages of a lost one.
+Failovers of PostgreSQL are in timeline.py.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from django.db import connection
 from billing.metering import status
 from billing.metering.ingest import SettleResult, UsageMessage, settle
 from billing.metering.partitions import ensure_partitions
+from billing.metering.timeline import TimelineWatch
 from billing.reservations import reservations
 from inference_worker.contract.messages import USAGE_GROUP, USAGE_STREAM, encode
 
@@ -76,6 +78,7 @@ class Settler:
         self._claim_idle_ms = claim_idle_ms
         self._failures = 0  # consecutive
         self._turns = Turns() if turns is None else turns
+        self._timeline = TimelineWatch(broker)
         self._claim_at = self._partitions_at = 0.0
 
     def run(self) -> None:
@@ -102,6 +105,7 @@ class Settler:
     def _resume(self) -> int:
         """Create the group, then settle messages left pending with this consumer."""
         self._make_group()
+        self._timeline.observe()
         self._make_partitions()
         done, last = 0, "0"
         while messages := self._read(last, block_ms=None):
@@ -121,13 +125,19 @@ class Settler:
         if started >= self._partitions_at:
             self._make_partitions()
         if self._turns.take(started):
+            self._timeline.observe()
             self._reclaim(self._report())
         if 0 < len(messages) < self._batch:
             self._stopping.wait(max(0.0, started + PACE_SECONDS - time.monotonic()))
 
     def _settle(self, messages: list[UsageMessage]) -> None:
-        """Commit, then acknowledge. NOTE: in this order, and the acknowledgement only after a successful commit."""
+        """Commit, then acknowledge. NOTE: in this order, and the acknowledgement only after a successful commit.
+
+        After a failover of PostgreSQL, settle again: the commit may be lost, and not every event is in a journal.
+        """
         result = settle(messages)
+        while self._timeline.observe():
+            result = settle(messages)
         self._acknowledge([message.stream_id for message in messages], result)
         log.debug("settled", **vars(result))
 

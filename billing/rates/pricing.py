@@ -284,6 +284,10 @@ class PriceIndex:
             of_kind.insert(bisect_right(of_kind, rate_card.effective_from, key=_effective_from), rate_card)
             self.newest = max(self.newest, rate_card.version)
 
+    def replace(self, other: PriceIndex) -> None:
+        """Take the rate cards of another index instead of the own ones."""
+        self.newest, self._rate_cards = other.newest, other._rate_cards
+
     def find(self, tenant_id: int, model: str, tier: Tier, at: int) -> RateCard | None:
         """Return the rate card active at that microsecond: of the tier, or else of the standard tier.
 

@@ -15,17 +15,25 @@ from django.db import connection
 from billing.currencies.amounts import FEMTO_A_NANO
 from billing.db_arrays import array
 from billing.rates.reserved_charge import reserved_by
-from inference_worker.contract.messages import ExecutionUsage
+from inference_worker.contract.messages import BillingContext, ExecutionUsage
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 
 _SETTLE = """
-SELECT billing_settle(%s::bigint[], %s::integer[], %s::bigint[], %s::bigint[], %s::bigint[], %s::numeric[],
-    %s::bigint[], %s::bigint[])
+SELECT * FROM billing_settle(%s::bigint[], %s::integer[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[],
+    %s::numeric[], %s::bigint[], %s::bigint[])
 """
-_ADJUST = "SELECT billing_adjust(%s::bigint, %s::numeric, %s::bigint, %s::bigint, %s)"
+_ADJUST = "SELECT billing_adjust(%s::bigint, %s::integer, %s::bigint, %s::numeric, %s::bigint, %s::bigint, %s)"
 _RECLAIM = "SELECT count(*) FROM billing_reclaim_leases(%s)"
 _OPEN_BEFORE = "SELECT count(*) FROM billing_budgetlease WHERE open AND created_at < %s"
+
+
+class LeaseKey(NamedTuple):
+    """The identity of a lease. A failover of PostgreSQL can assign an ID a second time."""
+
+    id: int
+    fencing_token: int
+    tenant_id: int
 
 
 class ReservationUse(NamedTuple):
@@ -37,6 +45,13 @@ class ReservationUse(NamedTuple):
 
     def __neg__(self) -> ReservationUse:
         return ReservationUse(-self.femto, -self.tokens, -self.requests)
+
+
+def lease_of(billing_context: BillingContext) -> LeaseKey | None:
+    """Return the lease that an execution was admitted from; None: it needed none."""
+    if billing_context.lease_id is None:
+        return None
+    return LeaseKey(billing_context.lease_id, billing_context.fencing_token or 0, billing_context.tenant_id)
 
 
 def used_by(event: ExecutionUsage, cost_femto: int) -> ReservationUse:
@@ -60,18 +75,19 @@ def exceeds_reservation(event: ExecutionUsage, cost_femto: int) -> str | None:
     return None
 
 
-def settle(cursor: Any, executions: Iterable[tuple[ExecutionUsage, int]]) -> set[int]:
-    """Settle new executions, each with its cost. Return the leases whose reservations had been reclaimed.
+def settle(cursor: Any, executions: Iterable[tuple[ExecutionUsage, int]]) -> set[LeaseKey]:
+    """Settle new executions, each with its cost. Return the leases that were reclaimed, or lost in a failover.
 
     The executions of those leases are late. They have changed nothing.
     """
-    sums: dict[tuple[int, int], list[int]] = {}
+    sums: dict[LeaseKey, list[int]] = {}
     for event, cost_femto in executions:
         billing_context = event.billing_context
-        if billing_context.lease_id is None:
+        lease = lease_of(billing_context)
+        if lease is None:
             continue
         used = used_by(event, cost_femto)
-        total = sums.setdefault((billing_context.lease_id, billing_context.fencing_token or 0), [0] * 6)
+        total = sums.setdefault(lease, [0] * 6)
         for place, amount in enumerate(
             (billing_context.reserved_nano or 0, billing_context.reserved_tokens or 0, 1, *used)
         ):
@@ -80,14 +96,17 @@ def settle(cursor: Any, executions: Iterable[tuple[ExecutionUsage, int]]) -> set
         return set()
     columns = zip(*((*lease, *total) for lease, total in sums.items()), strict=True)
     cursor.execute(_SETTLE, [array(column) for column in columns])
-    return {lease_id for (lease_id,) in cursor.fetchall()}
+    return {LeaseKey(*row) for row in cursor.fetchall()}
 
 
-def adjust(cursor: Any, lease_id: int | None, use: ReservationUse, *, must_fit: bool = False) -> bool:
-    """Add to the amounts used through a lease. Return False if it must fit its budget periods and does not."""
-    if lease_id is None:
+def adjust(cursor: Any, lease: LeaseKey | None, use: ReservationUse, *, must_fit: bool = False) -> bool:
+    """Add to the amounts used through a lease. Return False if it must fit its budget periods and does not.
+
+    If the lease was lost in a failover, nothing is added.
+    """
+    if lease is None:
         return True
-    cursor.execute(_ADJUST, [lease_id, *use, must_fit])
+    cursor.execute(_ADJUST, [*lease, *use, must_fit])
     return bool(cursor.fetchone()[0])
 
 

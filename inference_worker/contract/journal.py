@@ -3,10 +3,15 @@
 A journal is a directory of segments. Each segment is created with its full size, and one more is kept in reserve, so
 that the final counts of running executions fit even if the disk is full. Zeros follow a segment's last record.
 
-A record is a usage event (`U`), a note that the broker has an event (`C`, with the event's key), or a note that an
-event must not be settled (`D`). A segment is deleted when the settler has acknowledged all its events. The remaining
+A record is a usage event (`U`), a note that the broker has an event (`C`, with the event's key), a note that an event
+must not be settled (`D`), or a note that all events below a stream id are settled (`S`, with the time). The remaining
 segments are replayed when a worker starts. An incomplete last record, from a power failure, is dropped, because its end
 was not sent.
+
+A segment whose events are all settled is kept for the retention time: a failover of PostgreSQL to a standby can lose
+their settlement. The file `timeline` contains the timeline of PostgreSQL that has the settled events. It is touched
+whenever this timeline is found unchanged. The retention time counts until then, so nothing is deleted while it is
+unknown whether a failover has happened.
 """
 
 from __future__ import annotations
@@ -16,8 +21,9 @@ import errno
 import itertools
 import os
 import struct
+import time
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
@@ -29,6 +35,9 @@ from inference_worker.contract.messages import ExecutionUsage, decode_usage, enc
 
 SEGMENT_BYTES = 1 << 20
 LOCK_NAME = "lock"
+TIMELINE_NAME = "timeline"
+SETTLED_STREAM_ID = "0-0"  # instead of the ID of an event that was settled and is sent again
+MAX_RETAINED_SEGMENTS = 256  # with settled events only; the oldest are deleted first, and before the disk is full
 RECORD_BYTES = 1024  # reserved for each running execution: its usage event and the note that the broker has it
 _HEADER = struct.Struct("<IIc")  # length, CRC-32 of type and payload, record type
 
@@ -59,18 +68,52 @@ def execution_key(event: ExecutionUsage) -> ExecutionKey:
 
 @dataclass
 class Segment:
-    """One file of the journal, with the events in it that are not settled."""
+    """One file of the journal, with the events in it that are not settled, and the times of the settled ones."""
 
     path: Path
     events: dict[ExecutionKey, ExecutionUsage] = field(default_factory=dict)
     stream_ids: dict[ExecutionKey, str] = field(default_factory=dict)  # ids of the events that the broker has
+    settled: dict[ExecutionKey, int] = field(default_factory=dict)  # Unix times
+    settled_at: int = 0  # the last of them
+
+    def settle(self, key: ExecutionKey, at: int) -> None:
+        self.events.pop(key, None)
+        self.stream_ids.pop(key, None)
+        self.settled[key] = at
+        self.settled_at = max(self.settled_at, at)
+
+    def reopen(self, key: ExecutionKey, event: ExecutionUsage) -> None:
+        self.settled.pop(key, None)
+        self.events[key] = event
+        self.stream_ids[key] = SETTLED_STREAM_ID
+
+
+@dataclass
+class _Notes:
+    """The records about events, in the order in which they were written."""
+
+    stream_ids: dict[ExecutionKey, str] = field(default_factory=dict)
+    settled: dict[ExecutionKey, int] = field(default_factory=dict)
+    dropped: set[ExecutionKey] = field(default_factory=set)
+
+    def confirm(self, key: ExecutionKey, stream_id: str) -> None:
+        self.stream_ids[key] = stream_id
+        self.settled.pop(key, None)  # it was sent again
+
+    def settle(self, watermark: tuple[int, int], at: int) -> None:
+        for key in _keys_below(self.stream_ids, watermark):
+            del self.stream_ids[key]
+            self.settled[key] = at
 
 
 class Journal:
     """The journal of one worker. Not thread-safe: only the publisher's thread uses it."""
 
-    def __init__(self, directory: Path, wait_seconds: float = 0.0) -> None:
+    def __init__(self, directory: Path, wait_seconds: float = 0.0, *, retention_seconds: int = 0) -> None:
         """Open the journal, and wait up to `wait_seconds` for its lock.
+
+        Args:
+            retention_seconds: how long settled events are kept.
 
         Raises:
             JournalBusyError: another process has the lock.
@@ -78,6 +121,7 @@ class Journal:
         """
         directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory
+        self._retention_seconds = retention_seconds
         self._lock = LockFile(directory / LOCK_NAME)
         if not self._lock.lock(wait_seconds):
             self._lock.close()
@@ -89,14 +133,8 @@ class Journal:
         self._next = int(paths[-1].stem) + 1 if paths else 1
         self._spare = paths.pop() if paths and _is_empty(paths[-1]) else None  # segment of full size without records
         unused = paths.pop() if self._spare and paths and _is_empty(paths[-1]) else None  # its process wrote no record
-        confirmed: dict[ExecutionKey, str] = {}
-        dropped: set[ExecutionKey] = set()
-        for path in paths:
-            self.segments.append(_read_segment(path, confirmed, dropped))
-        for segment in self.segments:
-            for key in segment.events.keys() & dropped:
-                del segment.events[key]
-            segment.stream_ids = {key: confirmed[key] for key in segment.events if key in confirmed}
+        self._read_segments(paths)
+        self._timeline, self._timeline_seen_at = self._read_timeline()
         if unused is not None:
             spare, self._spare = self._spare, unused
             with contextlib.suppress(OSError):
@@ -121,12 +159,17 @@ class Journal:
         return self._file is not None and self._spare is not None
 
     def reserve(self) -> None:
-        """Create the current and the next segment, if the disk has space for them."""
-        with contextlib.suppress(OSError):
+        """Create the current and the next segment, if the disk has space for them.
+
+        Otherwise delete a segment with settled events, so that a later call finds space.
+        """
+        try:
             if self._file is None:
                 self._open_segment()
             if self._spare is None:
                 self._spare = self._create_segment()
+        except OSError:
+            self._delete(self._settled_segments()[:1])
 
     def append(self, events: Iterable[ExecutionUsage]) -> None:
         """Write the events and wait until they are on disk.
@@ -160,20 +203,58 @@ class Journal:
             segment.stream_ids.pop(key, None)
 
     def settled_below(self, watermark: tuple[int, int]) -> None:
-        """Forget events whose stream ids are below the watermark, and delete segments without events."""
+        """Record that events whose stream ids are below the watermark are settled, and delete segments whose retention
+        time is over."""
+        now, has_settled = int(time.time()), False
         for segment in self.segments:
-            for key, stream_id in list(segment.stream_ids.items()):
-                if parse_stream_id(stream_id) < watermark:
-                    del segment.events[key], segment.stream_ids[key]
-        done = self.segments if self._file is None else self.segments[:-1]
-        for segment in [s for s in done if not s.events]:
-            segment.path.unlink(missing_ok=True)
-            self.segments.remove(segment)
+            for key in _keys_below(segment.stream_ids, watermark):
+                segment.settle(key, now)
+                has_settled = True
+        if has_settled:
+            # In the form of a `C`, as which earlier versions read it, of an execution that does not exist.
+            self._note(b"S", encode(("", *watermark, str(now))))
+        settled = self._settled_segments()
+        excess = max(0, len(settled) - MAX_RETAINED_SEGMENTS)
+        self._delete(settled[:excess])
+        self._delete(itertools.takewhile(lambda s: not self._is_retained(s.settled_at), settled[excess:]))
+
+    def reopen_settled(self) -> None:
+        """Read the settled events of the retention time again, as events that are not known to be settled."""
+        for segment in self.segments:
+            keys = {key for key, at in segment.settled.items() if self._is_retained(at)}
+            if not keys:
+                continue
+            with contextlib.suppress(FileNotFoundError):  # it was deleted by hand
+                data = segment.path.read_bytes()
+                for event in (decode_usage(payload) for record_type, payload in _records(data) if record_type == b"U"):
+                    if (key := execution_key(event)) in keys:
+                        segment.reopen(key, event)
 
     def open_events(self) -> list[tuple[ExecutionUsage, str | None]]:
         """Return the events that are not known to be settled, oldest first, with their stream ids if the broker has
         them."""
         return [(event, s.stream_ids.get(key)) for s in self.segments for key, event in s.events.items()]
+
+    @property
+    def timeline(self) -> str | None:
+        """Return the timeline of PostgreSQL that has the settled events; None: unknown."""
+        return self._timeline
+
+    def note_timeline(self, timeline: str) -> None:
+        """Record that PostgreSQL has this timeline now, and that it has the settled events."""
+        path, now = self._directory / TIMELINE_NAME, int(time.time())
+        with contextlib.suppress(OSError):  # after a restart the events are sent again
+            if timeline != self._timeline:
+                part = path.with_suffix(".new")
+                part.write_text(timeline, encoding="utf-8")
+                part.replace(path)
+            os.utime(path, (now, now))
+        self._timeline, self._timeline_seen_at = timeline, now
+
+    @property
+    def has_retained_events(self) -> bool:
+        """Return whether events are not settled, or settled within the retention time."""
+        return any(s.events or (s.settled and self._is_retained(s.settled_at)) for s in self.segments)
 
     def delete_segments(self) -> None:
         """Delete all segments, of a journal whose events are all settled. Only `close` may follow."""
@@ -187,6 +268,40 @@ class Journal:
         if self._file is not None:
             self._file.close()
         self._lock.close()
+
+    def _read_segments(self, paths: Iterable[Path]) -> None:
+        notes = _Notes()
+        self.segments += [_read_segment(path, notes) for path in paths]
+        for segment in self.segments:
+            for key in segment.events.keys() & notes.dropped:
+                del segment.events[key]
+            segment.stream_ids = {key: notes.stream_ids[key] for key in segment.events if key in notes.stream_ids}
+            for key in segment.events.keys() & notes.settled.keys():
+                segment.settle(key, notes.settled[key])
+
+    def _read_timeline(self) -> tuple[str | None, int]:
+        """Return the stored timeline, and when it was last found unchanged."""
+        path = self._directory / TIMELINE_NAME
+        try:
+            return path.read_text(encoding="utf-8"), int(path.stat().st_mtime)
+        except (OSError, UnicodeDecodeError):
+            return None, 0
+
+    def _is_retained(self, settled_at: int) -> bool:
+        return self._retention_seconds > 0 and settled_at > self._timeline_seen_at - self._retention_seconds
+
+    def _settled_segments(self) -> list[Segment]:
+        """Return the segments that can be deleted, oldest first: those before the first with an unsettled event.
+
+        A later segment may have the notes about events of an earlier one.
+        """
+        full = self.segments if self._file is None else self.segments[:-1]
+        return list(itertools.takewhile(lambda segment: not segment.events, full))
+
+    def _delete(self, segments: Iterable[Segment]) -> None:
+        for segment in segments:
+            segment.path.unlink(missing_ok=True)
+            self.segments.remove(segment)
 
     def _open_segment(self) -> None:
         path, self._spare = self._spare or self._create_segment(), None
@@ -285,18 +400,25 @@ def parse_stream_id(stream_id: str) -> tuple[int, int]:
     return int(milliseconds), int(sequence)
 
 
-def _read_segment(path: Path, confirmed: dict[ExecutionKey, str], dropped: set[ExecutionKey]) -> Segment:
-    """Read a segment's events. Records about events, also of earlier segments, go to `confirmed` and `dropped`."""
+def _keys_below(stream_ids: Mapping[ExecutionKey, str], watermark: tuple[int, int]) -> list[ExecutionKey]:
+    return [key for key, stream_id in stream_ids.items() if parse_stream_id(stream_id) < watermark]
+
+
+def _read_segment(path: Path, notes: _Notes) -> Segment:
+    """Read a segment's events. Records about events, also of earlier segments, go to `notes`."""
     segment = Segment(path)
     for record_type, payload in _records(path.read_bytes()):
         if record_type == b"U":
             event = decode_usage(payload)
             segment.events[execution_key(event)] = event
         elif record_type == b"D":
-            dropped.add(_decode_key(payload))
+            notes.dropped.add(_decode_key(payload))
+        elif record_type == b"S":
+            _, milliseconds, sequence, at = _decode_confirmation(payload)
+            notes.settle((milliseconds, sequence), int(at))
         else:
             request_id, execution, attempt, stream_id = _decode_confirmation(payload)
-            confirmed[request_id, execution, attempt] = stream_id
+            notes.confirm((request_id, execution, attempt), stream_id)
     return segment
 
 

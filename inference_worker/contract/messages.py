@@ -33,6 +33,8 @@ from inference_worker.contract.upstreams import UpstreamRequest, UsageSource
 
 USAGE_STREAM = "millrace:usage_events"
 USAGE_GROUP = "settler"
+# The timeline of PostgreSQL. The settler writes it every second, and it expires soon: see billing.metering.timeline.
+TIMELINE_KEY = "millrace:database_timeline"
 # A hash: replica id -> Heartbeat. The gateway detects liveness by changes, with its own clock.
 REPLICAS_KEY = "millrace:replicas"
 # A hash: process id of a worker -> WorkerSupport. The process runs while `beat_key` of its id exists.

@@ -254,6 +254,12 @@ class WorkerSettings(SharedSettings):
         "worker pools of this worker, comma-separated; it serves their deployments, and those of the pool that is named"
         " after its model",
     )
+    journal_retention_seconds: int = env.env(
+        env.integer(0, 86_400),
+        "600",
+        "time for which settled usage stays in the worker's journal, in seconds; a failover of PostgreSQL to a standby"
+        " that lacks up to this time loses no usage of completed requests; 0: not kept",
+    )
     managed_programs: tuple[str, ...] = env.env(
         env.words,
         "",

@@ -1,7 +1,14 @@
-"""Replay of a journal: what its process could not send is sent or failed, and what is settled is removed."""
+"""Replay of a journal: what its process could not send is sent or failed, and what is settled is removed.
+
+What a failover of PostgreSQL may have lost is sent again. The settler announces PostgreSQL's timeline in Valkey
+(`TIMELINE_KEY`), and the journal stores the one that has its settled events. So a worker that was not running at the
+failover finds the difference too. While the key is missing, PostgreSQL's state is unknown.
+"""
 
 from __future__ import annotations
 
+from collections import deque
+from itertools import islice
 from typing import Any, get_args
 
 import redis
@@ -12,6 +19,7 @@ from msgspec.structs import replace
 from inference_worker.contract import claims
 from inference_worker.contract.journal import Journal, execution_key, parse_stream_id
 from inference_worker.contract.messages import (
+    TIMELINE_KEY,
     USAGE_GROUP,
     USAGE_STREAM,
     End,
@@ -25,6 +33,8 @@ from inference_worker.contract.request import FinishReason, TokenCounts
 
 log = structlog.get_logger(__name__)
 
+RESEND_BATCH = 256  # events that are sent again in one round trip
+
 
 class JournalReplay:
     """The replay of one journal. Methods raise redis.RedisError and OSError, and can be repeated after that."""
@@ -37,6 +47,9 @@ class JournalReplay:
         self._finish_script = broker.register_script(claims.FINISH)
         self._fail_script = broker.register_script(claims.FAIL)
         self._run_id: str | None = None  # run of the broker's process at the last check
+        # After a failover of PostgreSQL: its new timeline, and the events that are not sent again yet.
+        self._new_timeline: str | None = None
+        self._lost: deque[ExecutionUsage] = deque()
 
     def fail_unsent(self) -> None:
         """Fail the executions whose ends an earlier process did not send."""
@@ -82,14 +95,56 @@ class JournalReplay:
         self.must_resend = False
 
     def remove_settled(self) -> None:
-        """Remove settled events from the journal. After a restart of the broker, resend them instead."""
+        """Mark settled events in the journal, and delete old ones.
+
+        After a restart of the broker, resend them instead. After a failover of PostgreSQL, collect those that it may
+        have lost, for `send_lost`.
+        """
+        timeline: Any = self._broker.get(TIMELINE_KEY)
         settled = self._settled_watermark()
         # NOTE: the order matters: a watermark read after a restart would drop events that the broker has lost.
         if self._detect_restart():
             self.must_resend = True
             self.resend()
-        else:
+        elif timeline is None or not self._find_lost(timeline.decode()):
             self.journal.settled_below(settled)
+
+    def send_lost(self) -> bool:
+        """Send a batch of the events that a failover of PostgreSQL may have lost. Return whether there are more.
+
+        The settler counts each execution once. If the process is killed before the last batch, the next one sends all
+        of them again.
+        """
+        if self._new_timeline is None:
+            return False
+        batch = list(islice(self._lost, RESEND_BATCH))
+        pipe = self._broker.pipeline(transaction=False)
+        for usage in batch:
+            pipe.xadd(USAGE_STREAM, {"e": usage.encoded})
+        stream_ids: list[Any] = pipe.execute()
+        for usage, stream_id in zip(batch, stream_ids, strict=True):
+            self.journal.confirm(execution_key(usage), stream_id.decode())
+            self._lost.popleft()
+        if self._lost:
+            return True
+        self.journal.note_timeline(self._new_timeline)
+        self._new_timeline = None
+        return False
+
+    def _find_lost(self, timeline: str) -> bool:
+        """Collect the events that PostgreSQL may have lost, if this timeline is new. Return whether some are not sent
+        again yet."""
+        known = self.journal.timeline
+        if timeline == known or (known is None and not self.journal.has_retained_events):
+            self._new_timeline = None
+            self.journal.note_timeline(timeline)
+            return False
+        if timeline != self._new_timeline:
+            self.journal.reopen_settled()
+            self._lost = deque(usage for usage, stream_id in self.journal.open_events() if stream_id is not None)
+            self._new_timeline = timeline
+            log.warning("usage_sent_again", timeline=timeline, before=known, executions=len(self._lost))
+        return True
 
     def _end_of(self, usage: ExecutionUsage) -> End:
         billing_context = usage.billing_context

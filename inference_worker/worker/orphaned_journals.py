@@ -7,6 +7,7 @@ so a worker that returns under its name waits for at most one step (Journal's `w
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import msgspec
@@ -21,22 +22,29 @@ from inference_worker.worker.journal_replay import JournalReplay
 log = structlog.get_logger(__name__)
 
 STEP_SECONDS = 10.0
+RETAINED_STEP_SECONDS = 60.0  # for a journal without unsettled events, which is kept for the retention time
 CLOSING_SECONDS = 5.0
 
 
 class OrphanedJournals:
     """The thread that settles the orphaned journals of one directory."""
 
-    def __init__(self, valkey_url: str, own: Path, retention_seconds: int) -> None:
+    def __init__(
+        self, valkey_url: str, own: Path, retention_seconds: int, *, journal_retention_seconds: int = 0
+    ) -> None:
         """
         Args:
             own: directory of this worker's journal. The others are beside it.
+            retention_seconds: how long event logs are kept.
+            journal_retention_seconds: how long settled events are kept.
         """
         self._broker = valkey.connect(valkey_url, valkey.SUPERVISOR)
         self._own = own
         self._retention_seconds = retention_seconds
+        self._journal_retention_seconds = journal_retention_seconds
         self._replays: dict[Path, JournalReplay] = {}
         self._unreadable: set[Path] = set()  # journals that another version wrote, or that are damaged
+        self._next_steps: dict[Path, float] = {}  # monotonic times, of journals without unsettled events
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="orphaned-journals", daemon=True)
 
@@ -50,12 +58,14 @@ class OrphanedJournals:
         self._broker.close()
 
     def step(self) -> None:
-        """Send what the orphaned journals have, and delete those whose events are all settled."""
+        """Send what the orphaned journals have. Delete those whose events were settled before the retention time."""
         for directory in sorted(path.parent for path in self._own.parent.glob("*/lock")):
             if directory == self._own or directory in self._unreadable or not any(directory.glob("*.journal")):
                 continue
+            if time.monotonic() < self._next_steps.get(directory, 0.0):
+                continue
             try:
-                journal = Journal(directory)
+                journal = Journal(directory, retention_seconds=self._journal_retention_seconds)
             except JournalBusyError:
                 continue
             except OSError as exc:  # the other journals must not be affected
@@ -77,13 +87,22 @@ class OrphanedJournals:
             log.info("orphaned_journal_found", journal=directory.name, events=len(journal.open_events()))
             replay = self._replays[directory] = JournalReplay(self._broker, journal, self._retention_seconds)
         replay.journal = journal
-        replay.fail_unsent()
-        replay.resend()
-        replay.remove_settled()
-        if not journal.open_events():
+        try:
+            replay.fail_unsent()
+            replay.resend()
+            replay.remove_settled()
+            while replay.send_lost():
+                pass
+        except (redis.RedisError, OSError):
+            del self._replays[directory]  # the next step reads the journal again
+            raise
+        if not journal.has_retained_events:
             journal.delete_segments()
             del self._replays[directory]
+            self._next_steps.pop(directory, None)
             log.info("orphaned_journal_settled", journal=directory.name)
+        elif not journal.open_events():
+            self._next_steps[directory] = time.monotonic() + RETAINED_STEP_SECONDS
 
     def _run(self) -> None:
         while True:

@@ -412,7 +412,7 @@ class Publisher:
         self._until_done(self._replay.resend)
 
     def _run_maintenance(self) -> None:
-        """Reserve journal space, resend ends after an outage, and remove settled events from the journal."""
+        """Reserve journal space, resend after an outage or a failover, and remove settled events from the journal."""
         # Under load, two segments last less than TRIM_SECONDS. Without space the worker claims nothing.
         if not self._journal.is_reserved and time.monotonic() >= self._reserve_at:
             self._reserve_at = time.monotonic() + RESERVE_SECONDS
@@ -423,8 +423,12 @@ class Publisher:
                 self._trim_at = time.monotonic() + TRIM_SECONDS
                 self._replay.remove_settled()
                 self._look_at_journal()
+            while self._replay.send_lost() and self._inbox.empty() and self._give_up_at == math.inf:
+                pass  # outputs are sent between two batches
         except redis.RedisError as exc:
             log.warning("broker_unreachable", error=str(exc))
+        except OSError as exc:
+            log.warning("journal_unavailable", error=str(exc))
 
     def _look_at_journal(self) -> None:
         self.unsettled = [event for event, _ in self._journal.open_events()]

@@ -212,7 +212,12 @@ class Worker:
             retention_seconds=settings.stream_retention_seconds,
             on_broken=lambda: os._exit(os.EX_SOFTWARE),  # the journal is on disk: the next process continues
         )
-        self._orphaned_journals = OrphanedJournals(settings.valkey_url, journal_dir, settings.stream_retention_seconds)
+        self._orphaned_journals = OrphanedJournals(
+            settings.valkey_url,
+            journal_dir,
+            settings.stream_retention_seconds,
+            journal_retention_seconds=settings.journal_retention_seconds,
+        )
         self.credentials = CredentialStore(
             self._broker,
             replica_id,
@@ -262,7 +267,7 @@ class Worker:
         except redis.RedisError as exc:
             log.warning("broker_unreachable", error=str(exc))
         try:
-            journal = Journal(directory, LOCK_WAIT_SECONDS)
+            journal = Journal(directory, LOCK_WAIT_SECONDS, retention_seconds=self.settings.journal_retention_seconds)
         except JournalBusyError as exc:
             raise SystemExit(
                 f"{describe_conflict(name, self._name_lease.find_host())} ({directory} is locked)"

@@ -3,12 +3,17 @@
 Every change writes a row of `tenants_changeevent` in its transaction. A gateway polls the table every 250 ms:
 
     cursor = Cursor(*await connection.execute(NOW))            # once, before it caches anything
-    changes = cursor.take(await connection.execute(POLL, [cursor.horizon]))   # each time; rows of POLL
+    rows = await connection.execute(POLL, [cursor.horizon])    # each time
+    changes = cursor.take(rows)                                # unless cursor.is_outdated(rows)
 
 For each `ChangeEvent` it drops the cached key, or all cached keys of the tenant, and reads their snapshots again from
 PostgreSQL. It does not use Valkey, whose copies may not have been replaced yet. After `RETENTION_SECONDS` without a
 successful poll it restarts with an empty cache. The connection is in autocommit mode and has the role
 `tenants.isolation.db_roles.SYSTEM`.
+
+After a failover of PostgreSQL, the numbers of transactions and rows may have gone back, and the caches may contain what
+was lost. `is_outdated` finds this by the timeline (`TIMELINE`), and the gateway restarts with an empty cache too. On a
+standby, polls fail: it may lack changes.
 
 NOTE: transactions do not commit in the order of their rows' IDs or times, so a reader of IDs would miss rows. Each row
 therefore has its transaction's number. A poll requests the rows of all transactions that were not finished at the
@@ -28,12 +33,13 @@ RETENTION_SECONDS = 3600
 GATEWAYS_KEY = "millrace:gateways"
 APPLIED_SECONDS = 60
 
-NOW: LiteralString = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
-# Parameter: the horizon. The last row contains the next horizon, and nulls instead of a change.
+TIMELINE: LiteralString = "SELECT tenants_timeline()"
+NOW: LiteralString = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint, tenants_timeline()"
+# Parameter: the horizon. The last row contains the next horizon and the timeline, and nulls instead of a change.
 POLL: LiteralString = """
 WITH seen AS MATERIALIZED (SELECT pg_snapshot_xmin(pg_current_snapshot()) AS horizon)
 SELECT id, xid::text::bigint, change_type, tenant_id, key_id FROM tenants_changeevent WHERE xid >= %s::text::xid8
-UNION ALL SELECT NULL, horizon::text::bigint, NULL, NULL, NULL FROM seen
+UNION ALL SELECT NULL, horizon::text::bigint, tenants_timeline(), NULL, NULL FROM seen
 """
 
 # Parameters: arrays of key IDs and times of last use. Rows are sorted, so that gateways cannot deadlock.
@@ -72,9 +78,14 @@ class ChangeEvent(NamedTuple):
 class Cursor:
     """A gateway's position in the change feed."""
 
-    def __init__(self, horizon: int) -> None:
+    def __init__(self, horizon: int, timeline: str | None = None) -> None:
         self.horizon = horizon
+        self.timeline = timeline
         self._seen: dict[int, int] = {}  # ID -> transaction, of returned rows at or above the horizon
+
+    def is_outdated(self, rows: Iterable[Any]) -> bool:
+        """Return whether POLL's rows are of another timeline than this position."""
+        return any(row[0] is None and row[2] != self.timeline for row in rows)
 
     def take(self, rows: Iterable[Any]) -> list[ChangeEvent]:
         """Return the new changes among POLL's rows, and advance the horizon."""

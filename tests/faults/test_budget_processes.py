@@ -220,7 +220,7 @@ async def test_a_stopped_gateway_delays_requests_but_rejects_none(
         assert await passes(await d.send_with_retries(1))
         await all_settled(inside)
         assert inside.worker.answered[-1].billing_context.lease_id != its.pk
-        await eventually_async(lambda: is_held_by_none(its.pk))
+        await eventually_async(lambda: is_held_by_none(its))
         await see()
 
 
@@ -237,9 +237,9 @@ async def stop_with_a_lease(inside: GatewayCluster, gateway: GatewayProcess) -> 
         await asyncio.sleep(0.2)
 
 
-async def is_held_by_none(lease_id: int) -> bool:
-    found = await lease_of(lease_id)
-    return (found.money, found.requests, found.open, found.fencing_token) == (0, 0, False, 2)
+async def is_held_by_none(lease: BudgetLease) -> bool:
+    found = await lease_of(lease.pk)
+    return (found.money, found.requests, found.open, found.fencing_token) == (0, 0, False, lease.fencing_token + 1)
 
 
 async def has_ended(gateway: GatewayProcess) -> bool:

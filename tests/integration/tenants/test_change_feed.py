@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -39,7 +40,14 @@ class Follower:
 
     def __init__(self, raw: psycopg.Connection) -> None:
         self._raw = raw
-        self.cursor = Cursor(*raw.execute(change_feed.NOW).fetchone())
+        self.restart()
+
+    def restart(self) -> None:
+        self.cursor = Cursor(*self._raw.execute(change_feed.NOW).fetchone())
+
+    def is_outdated(self) -> bool:
+        rows = self._raw.execute(change_feed.POLL, [self.cursor.horizon]).fetchall()
+        return self.cursor.is_outdated(rows)
 
     def poll(self) -> list[ChangeEvent]:
         return self.cursor.take(self._raw.execute(change_feed.POLL, [self.cursor.horizon]).fetchall())
@@ -164,6 +172,16 @@ def test_the_cursor_returns_each_row_once(data):
             given_out += cursor.take([*rows, (None, min(running, default=number), None, None, None)])
             assert {change.id for change in given_out} == set(ended.values())
     assert len({change.id for change in given_out}) == len(given_out)
+
+
+def test_a_failover_is_recognized_by_the_timeline(follower, promote):
+    """The role of gateways can read the timeline."""
+    assert re.fullmatch(r"\d+:[0-9A-F]{8}", follower.cursor.timeline)
+    assert not follower.is_outdated()
+    promote("system:00000002")
+    assert follower.is_outdated()
+    follower.restart()
+    assert (follower.cursor.timeline, follower.is_outdated()) == ("system:00000002", False)
 
 
 def test_old_rows_are_deleted(follower):

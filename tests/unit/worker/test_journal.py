@@ -226,3 +226,155 @@ def full_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limit)
             signal.signal(signal.SIGXFSZ, ignored)
+
+
+class Clock:
+    """A clock that a test sets, in the place of the module `time`."""
+
+    now = 1_000_000
+
+    def time(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(journal_module, "time", clock)
+    monkeypatch.setattr(journal_module, "SEGMENT_BYTES", 1)  # each record has its own segment
+    return clock
+
+
+def settled_journal(directory: Path, number: int = 3) -> tuple[Journal, list[Any]]:
+    """Return a journal with settled events, which are kept for 600 s."""
+    journal = Journal(directory, retention_seconds=600)
+    journal.note_timeline("s:00000001")
+    events = [make_usage(make_job(f"req_{n}")) for n in range(number)]
+    journal.append(events)
+    for n, event in enumerate(events):
+        journal.confirm(execution_key(event), f"{n}-0")
+    journal.settled_below((number, 0))
+    return journal, events
+
+
+def reopened(journal: Journal) -> list[Any]:
+    journal.reopen_settled()
+    return [event for event, stream_id in journal.open_events() if stream_id is not None]
+
+
+def test_settled_events_are_kept_for_the_retention_time(tmp_path: Path, clock: Clock) -> None:
+    journal, _ = settled_journal(tmp_path)
+    kept = len(journal.segments)
+    assert kept > 3
+    clock.now += 599
+    journal.note_timeline("s:00000001")
+    journal.settled_below((3, 0))
+    assert len(journal.segments) == kept
+    assert journal.has_retained_events
+    clock.now += 1
+    journal.note_timeline("s:00000001")
+    journal.settled_below((3, 0))
+    assert len(journal.segments) == 1
+    assert not journal.has_retained_events
+    journal.close()
+
+
+def test_nothing_is_deleted_while_the_timeline_is_unknown(tmp_path: Path, clock: Clock) -> None:
+    """The retention time counts until the timeline was last found unchanged, also for a worker that was down."""
+    journal, events = settled_journal(tmp_path)
+    clock.now += 100_000
+    journal.settled_below((3, 0))
+    journal.close()
+    again = Journal(tmp_path, retention_seconds=600)
+    assert (again.timeline, again.open_events()) == ("s:00000001", [])
+    assert reopened(again) == events
+    again.close()
+
+
+def test_without_a_retention_time_settled_events_are_not_kept(tmp_path: Path, clock: Clock) -> None:
+    settled_journal(tmp_path)[0].close()
+    journal = Journal(tmp_path)
+    journal.settled_below((3, 0))
+    assert not journal.has_retained_events
+    assert reopened(journal) == []
+    journal.close()
+
+
+def test_only_events_of_the_retention_time_are_read_again(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An idle worker's current segment may contain events of earlier months."""
+    monkeypatch.setattr(journal_module, "SEGMENT_BYTES", 1 << 16)
+    journal, _ = settled_journal(tmp_path, 1)
+    clock.now += 600
+    journal.note_timeline("s:00000001")
+    second = make_usage(make_job("req_second"))
+    journal.append([second])
+    journal.confirm(execution_key(second), "7-0")
+    journal.settled_below((8, 0))
+    assert len(journal.segments) == 1
+    assert reopened(journal) == [second]
+    journal.close()
+
+
+def test_an_event_that_was_sent_again_is_open_after_a_restart(tmp_path: Path, clock: Clock) -> None:
+    journal, events = settled_journal(tmp_path)
+    assert reopened(journal) == events
+    journal.confirm(execution_key(events[1]), "9-0")
+    journal.close()
+    again = Journal(tmp_path, retention_seconds=600)
+    assert again.open_events() == [(events[1], "9-0")]
+    again.settled_below((10, 0))
+    assert again.open_events() == []
+    again.close()
+
+
+def test_a_segment_that_was_deleted_by_hand_is_skipped(tmp_path: Path, clock: Clock) -> None:
+    journal, events = settled_journal(tmp_path)
+    journal.segments[0].path.unlink()
+    assert reopened(journal) == events[1:]
+    journal.close()
+
+
+def test_the_number_of_settled_segments_is_limited(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "MAX_RETAINED_SEGMENTS", 4)
+    journal, events = settled_journal(tmp_path)  # three events, three confirmations
+    assert len(journal.segments) == 5  # with the current one
+    assert reopened(journal) == events[2:]
+    journal.close()
+
+
+def test_settled_segments_make_room_on_a_full_disk(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, _ = settled_journal(tmp_path)
+    before = len(journal.segments)
+    journal._spare = None
+
+    def fail(_: Journal) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "_create_segment", fail)
+        journal.reserve()
+    assert len(journal.segments) == before - 1
+    journal.reserve()
+    assert journal.is_reserved
+    journal.close()
+
+
+def test_the_timeline_is_stored(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    assert journal.timeline is None
+    journal.note_timeline("s:00000001")
+    journal.note_timeline("s:00000002")
+    journal.close()
+    again = Journal(tmp_path)
+    assert again.timeline == "s:00000002"
+    again.close()
+    (tmp_path / journal_module.TIMELINE_NAME).write_bytes(b"\xff")
+    again = Journal(tmp_path)
+    assert again.timeline is None
+    again.close()

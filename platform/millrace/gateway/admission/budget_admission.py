@@ -91,6 +91,7 @@ class BudgetAdmission:
         self._blocking_broker = blocking_broker
         self.prices = PriceIndex()
         self.has_prices = False  # whether the prices were loaded once
+        self._prices_outdated = False  # whether versions may have been lost, and their numbers assigned again
         self.early = EarlyReleases(store)
         self._polled_at = float("-inf")  # monotonic
         self._by_key: dict[int, BudgetChain] = {}  # key ID -> its chain
@@ -128,10 +129,12 @@ class BudgetAdmission:
         self._polled_at = polled_at
 
     def forget(self) -> None:
-        """Clear the caches, since changes may have been missed."""
+        """Clear the caches: changes may have been missed, or IDs assigned again after a failover of PostgreSQL."""
         self._changes += 1
         self._by_key.clear()
         self._seal(list(self._chains.values()))
+        self._chains.clear()
+        self._prices_outdated = True
 
     def estimate(self, demand: AdmissionRequest) -> CostEstimate:
         """Pin the prices of the candidates.
@@ -490,10 +493,14 @@ class BudgetAdmission:
 
     async def _keep_prices(self) -> None:
         while True:
+            index = PriceIndex() if self._prices_outdated else self.prices
+            self._prices_outdated = False
             try:
-                await self._store.load_prices(self.prices)
+                await self._store.load_prices(index)
+                self.prices.replace(index)
                 self.has_prices = True
             except _UNREACHABLE as exc:
+                self._prices_outdated |= index is not self.prices
                 log.warning("prices_unreadable", error=str(exc) or type(exc).__name__)
             await self._price_pauses.pause(PRICES_SECONDS if self.has_prices else FIRST_PRICES_SECONDS)
 

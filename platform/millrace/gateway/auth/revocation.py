@@ -5,6 +5,8 @@ The change feed (tenants.outbox.change_feed) is polled four times a second, and 
 dropped, and the active requests of revoked keys end with an error event. A poll succeeds only if all changes were
 applied. Without a successful poll in the last 750 ms, every request queries the database
 (millrace.gateway.auth.stale_window has the exception).
+
+After a failover of PostgreSQL, which the feed reports, all caches are cleared: they may contain what was lost.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import asyncio
 import time
 from collections.abc import Collection
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Any, Protocol
 
 import psycopg
 import redis.asyncio as redis
@@ -102,25 +104,36 @@ class ChangeFeedReader:
     async def _poll(self) -> None:
         now = time.monotonic()
         async with self._database.connection(timeout=POLL_TIMEOUT_SECONDS) as connection:
-            if self._cursor is None or now - self._polled_at > change_feed.RETENTION_SECONDS / 2:
-                row = await (await connection.execute(change_feed.NOW)).fetchone()
-                assert row is not None  # noqa: S101  (a SELECT of one value)
-                for cache in (self._keys, *self._others):
-                    cache.forget()
-                self._cursor = Cursor(int(row[0]))
-                self._unapplied = [
-                    ChangeEvent(0, "unseen", tenant_id, key_id)
-                    for tenant_id, key_id in self._active_requests.tenants_and_keys()
-                ]
-            rows = await (await connection.execute(change_feed.POLL, [self._cursor.horizon])).fetchall()
+            cursor = self._cursor
+            if cursor is None or now - self._polled_at > change_feed.RETENTION_SECONDS / 2:
+                cursor = await self._restart(connection)
+            rows = await (await connection.execute(change_feed.POLL, [cursor.horizon])).fetchall()
+            if cursor.is_outdated(rows):
+                log.warning("database_timeline_changed", before=cursor.timeline)
+                cursor = await self._restart(connection)
+                rows = await (await connection.execute(change_feed.POLL, [cursor.horizon])).fetchall()
         self._polled_at = now
-        self._unapplied += self._cursor.take(rows)
+        self._unapplied += cursor.take(rows)
         if self._unapplied:
             for cache in (self._keys, *self._others):
                 cache.drop(self._unapplied)
             await self._end_revoked()
             self._applied += [change.id for change in self._unapplied if change.change_type == LIMITS_CHANGE]
             self._unapplied = []
+
+    async def _restart(self, connection: psycopg.AsyncConnection[Any]) -> Cursor:
+        """Clear the caches, look the keys of active requests up again, and return the current position."""
+        row = await (await connection.execute(change_feed.NOW)).fetchone()
+        assert row is not None  # noqa: S101  (a SELECT of one row)
+        for cache in (self._keys, *self._others):
+            cache.forget()
+        self._cursor = Cursor(*row)
+        self._applied = []
+        self._unapplied = [
+            ChangeEvent(0, "unseen", tenant_id, key_id)
+            for tenant_id, key_id in self._active_requests.tenants_and_keys()
+        ]
+        return self._cursor
 
     def _acknowledge(self) -> None:
         """Acknowledge the applied changes in the background, so that a poll does not wait for Valkey."""
