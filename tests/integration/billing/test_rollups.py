@@ -237,7 +237,8 @@ def test_the_first_run_builds_the_totals_of_all_rollups(event):
 
 
 def months() -> list[Any]:
-    return sorted(unscoped(UsageRollup).filter(bucket="month").values_list("start", *GROUPED, *SUMMED))
+    rows = unscoped(UsageRollup).values_list("bucket", "start", *GROUPED, *SUMMED)
+    return sorted(row for row in rows if row[0] == "month")
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -271,7 +272,7 @@ def test_months_by_changes_equal_the_sums_of_their_days(event, seed, monkeypatch
             fail(correctable.pop(chance.randrange(len(correctable))))
         rollups.build()
     by_changes = months()
-    assert len({row[0] for row in by_changes}) > 1
+    assert len({row[1] for row in by_changes}) > 1
     with all_tenants_scope(BypassReason.HOUSEKEEPING), connection.cursor() as cursor:
         UsageRollup.objects.all_tenants().filter(bucket="month").delete()
         cursor.execute(summed_whole.statement, rollups._ALL)
