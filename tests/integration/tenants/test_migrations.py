@@ -21,11 +21,13 @@ from django.db.migrations.writer import MigrationWriter
 from billing.pricing import prices, rating
 from billing.rates.price_book import NewPrice, Proposal
 from billing.rates.pricing import Component, Tier
-from tenants import migration_reset
+from millrace.apps.request_log.models import RequestRecord
+from tenants import actions, migration_reset
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import User
-from tests.support.rows import allow_emptying
+from tests.support.request_log.records import record
+from tests.support.rows import allow_emptying, unscoped
 from tools import reset_migrations
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "owner"])
@@ -138,6 +140,35 @@ def test_versions_of_the_sole_operator_become_those_of_the_earlier_release(
     with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
         cursor.execute("SELECT state, decided_by_id FROM billing_priceversion ORDER BY id")
         assert cursor.fetchall() == [("published", None), ("discarded", sole.pk), ("discarded", sole.pk)]
+
+
+def test_records_of_requests_are_partitioned_and_merged_without_a_loss(restored: None) -> None:
+    """The indexes of the table become those of the partitioned one: none is built, and each has its definition."""
+    tenant = actions.do_create_tenant("acme", "Acme")
+    for number, at in enumerate((datetime(2020, 1, 1, tzinfo=UTC), datetime.now(UTC))):
+        record(tenant, number, started_at=at)
+
+    def state() -> tuple[str, list[Any], int]:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT relkind::text FROM pg_class WHERE relname = 'request_log_requestrecord'")
+            kind = cursor.fetchone()[0]
+            cursor.execute("SELECT count(*) FROM pg_indexes WHERE tablename = 'request_log_requestrecord'")
+            indexes = cursor.fetchone()[0]
+        rows = unscoped(RequestRecord).values_list("request_id", "started_at", "served_model", "limits")
+        return kind, sorted(rows), indexes
+
+    before = state()
+    assert (before[0], len(before[1]), before[2]) == ("p", 2, 7)
+    call_command("migrate", "request_log", "0002_sql", verbosity=0)
+    assert state() == ("r", before[1], 9)
+    call_command("migrate", verbosity=0)
+    assert state() == before
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FILTER (WHERE indisvalid), count(*) FROM pg_index"
+            " WHERE indrelid = 'request_log_requestrecord_before'::regclass"
+        )
+        assert cursor.fetchone() == (8, 8)  # those of the partitioned table, and the BRIN index
 
 
 def test_a_database_at_the_end_of_the_earlier_migrations_is_taken_over(
