@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.state import ProjectState
 from django.db.migrations.writer import MigrationWriter
 
+from billing.models import BudgetLeaseSum
 from billing.pricing import prices, rating
 from billing.rates.price_book import NewPrice, Proposal
 from billing.rates.pricing import Component, Tier
@@ -140,6 +141,30 @@ def test_versions_of_the_sole_operator_become_those_of_the_earlier_release(
     with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
         cursor.execute("SELECT state, decided_by_id FROM billing_priceversion ORDER BY id")
         assert cursor.fetchall() == [("published", None), ("discarded", sole.pk), ("discarded", sole.pk)]
+
+
+def test_sums_of_leases_become_leases_of_the_earlier_release(restored: None) -> None:
+    """Its reconciler compares budget periods with leases only."""
+    with all_tenants_scope(BypassReason.COMMAND):
+        BudgetLeaseSum.objects.create(
+            tenant_id=1,
+            budget_period_ids=[5, 6],
+            day=date(2026, 11, 3),
+            lease_ids=[70, 71],
+            fencing_tokens=[2, 1],
+            settled_money=10**20,
+            settled_tokens=8,
+            settled_requests=3,
+        )
+    call_command("migrate", "billing", "0017_sole_operator", verbosity=0)
+    with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT id, tenant_id, budget_period_ids, settled_money, settled_tokens, settled_requests, open, created_at"
+            " FROM billing_budgetlease"
+        )
+        created_at = datetime(2026, 11, 3, tzinfo=UTC)
+        assert cursor.fetchall() == [(70, 1, [5, 6], 10**20, 8, 3, False, created_at)]
+        cursor.execute("DELETE FROM billing_budgetlease")
 
 
 def test_records_of_requests_are_partitioned_and_merged_without_a_loss(restored: None) -> None:
