@@ -28,6 +28,7 @@ for model in (
 register(m.Budget, "name", "tenant", "unit", "period", "amount", "mode", "active")
 register(m.BudgetPeriod, "id", "tenant_id", "budget_id", "unit", "period_start", "used", "reserved")
 register(m.BudgetLease, "id", "tenant_id", "gateway_id", "money", "settled_money", "open", "created_at", "reclaim_at")
+register(m.BudgetLeaseSum, "id", "tenant_id", "day", "settled_money", "settled_tokens", "settled_requests")
 register(m.Reconciliation, "created_at", "budget_periods", "corrected", "overdue_leases", "quarantined")
 register(
     m.UsageQuarantine,

@@ -10,6 +10,7 @@ BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
     "billing-update-rollups": {"task": "billing.update_rollups", "schedule": 60.0},
     "billing-update-end-users": {"task": "billing.update_end_users", "schedule": 300.0, "options": {"expires": 300}},
     "billing-make-partitions": {"task": "billing.make_partitions", "schedule": crontab(hour="*/6", minute="17")},
+    "billing-fold-leases": {"task": "billing.fold_leases", "schedule": crontab(minute="33")},
     "billing-generate-invoices": {"task": "billing.generate_invoices", "schedule": crontab(minute="13")},
     "billing-start-scheduled-prices": {
         "task": "billing.start_scheduled_prices",

@@ -21,6 +21,7 @@ from billing.payments.file_drop import collect
 from billing.payments.top_ups import do_top_up_all
 from billing.pricing.exchange_rates import read_feed
 from billing.pricing.prices import do_start_scheduled_prices
+from billing.reservations.lease_sums import fold_leases as fold_closed_leases
 from billing.taxes import vies
 
 log = structlog.get_logger(__name__)
@@ -39,6 +40,12 @@ def make_partitions() -> list[str]:
 def update_rollups() -> int:
     """Update the sums of usage by hour and day. Return how many hours were computed."""
     return rollups.build().hours
+
+
+@shared_task(name="billing.fold_leases")
+def fold_leases() -> int:
+    """Replace old closed leases by sums. Return how many."""
+    return fold_closed_leases()
 
 
 @shared_task(name="billing.update_end_users")

@@ -25,7 +25,7 @@ APPS = {
     "operations": "deployments, cordons, machine costs, samples of replicas and health events",
     "alerts": "alert rules and their alerts",
 }
-PARTITION_COLUMNS = {"UsageEvent": "admitted_at"}
+PARTITION_COLUMNS = {"UsageEvent": "admitted_at", "RequestRecord": "started_at"}
 KEPT = {"__init__.py", "0002_sql.py"}
 
 

@@ -44,13 +44,13 @@ def ensure_partitions(now: datetime | None = None) -> list[str]:
         return list(cursor.fetchone()[0])
 
 
-def existing_partitions() -> list[str]:
-    """Return the names of the table's partitions, oldest first."""
+def existing_partitions(table: str = TABLE) -> list[str]:
+    """Return the names of a table's partitions, oldest first."""
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid"
             " WHERE i.inhparent = to_regclass(%s) ORDER BY c.relname",
-            [TABLE],
+            [table],
         )
         return [name for (name,) in cursor.fetchall()]
 

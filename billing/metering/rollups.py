@@ -81,6 +81,22 @@ _MONTHS = _Totals(
     ("project_id", "key_id", "tier", "miss_reason"),
     "date_trunc('month', start, 'UTC')",
 )
+_MONTH_COLUMNS = ", ".join(_EMPTY[name] if name in _MONTHS.without else name for name in GROUPED)
+# The changes of months: the sums of a range of days, less the totals of these days, which the months include. It runs
+# after the days were summed, and before their totals are.
+_MONTH_CHANGES = f"""
+{_INTO} SELECT '{_MONTHS.bucket}', {_MONTHS.start}, {_MONTH_COLUMNS}, {_SUMS}
+FROM (
+    SELECT start, tenant_id, model, {", ".join(SUMMED)} FROM billing_usagerollup
+    WHERE bucket = '{_Bucket.DAY}' AND start >= %(start)s AND start < %(end)s
+    UNION ALL
+    SELECT start, tenant_id, model, {", ".join(f"-{name}" for name in SUMMED)} FROM billing_usagerollup
+    WHERE bucket = '{_Bucket.DAY_TOTAL}' AND start >= %(start)s AND start < %(end)s
+) changed
+GROUP BY 2, tenant_id, model HAVING {" OR ".join(f"sum({name}) <> 0" for name in SUMMED)} ORDER BY tenant_id, 2
+ON CONFLICT (tenant_id, bucket, start, {", ".join(GROUPED[1:])}) DO UPDATE
+SET {", ".join(f"{name} = billing_usagerollup.{name} + excluded.{name}" for name in SUMMED)}
+"""  # noqa: S608  (names from above, nothing from outside)
 _ALL = {"start": datetime(1970, 1, 1, tzinfo=UTC), "end": datetime(2200, 1, 1, tzinfo=UTC)}
 
 
@@ -103,6 +119,7 @@ def build() -> Built:
         done = [state.settled_before, state.totals_before, state.coarse_before] if state else []
         since = min((at for at in done if at), default=None)
         cursor.execute(_TOUCHED, {"before": before, "since": since and since - OVERLAP})
+        is_full = _is_full_run(state, before)
         hours = [hour for (hour,) in cursor.fetchall()]
         days = sorted({hour.astimezone(UTC).replace(hour=0) for hour in hours})
         for start, end in _ranges(sorted(hours), timedelta(hours=1)):
@@ -110,9 +127,11 @@ def build() -> Built:
             cursor.execute(_HOUR_TOTALS.statement, {"start": start, "end": end})
         for start, end in _ranges(days, timedelta(days=1)):
             cursor.execute(_DAYS, {"start": start, "end": end})
+            if not is_full:
+                cursor.execute(_MONTH_CHANGES, {"start": start, "end": end})
             for totals in (_DAY_TOTALS, _KEY_DAYS):
                 cursor.execute(totals.statement, {"start": start, "end": end})
-        for month in sorted({day.replace(day=1) for day in days}):
+        for month in sorted({day.replace(day=1) for day in days if is_full}):
             after = (month + timedelta(days=31)).replace(day=1)
             cursor.execute(_MONTHS.statement, {"start": month, "end": after})
         if state is not None and state.totals_before is None:
@@ -124,6 +143,17 @@ def build() -> Built:
         progress = dict.fromkeys(("settled_before", "totals_before", "coarse_before"), before)
         RollupState.objects.update_or_create(pk=1, defaults=progress)
     return Built(before, len(hours))
+
+
+def _is_full_run(state: RollupState | None, before: datetime) -> bool:
+    """Return whether this run sums the changed months from all their days. Other runs add what has changed.
+
+    The first run of a UTC day does it, so that no wrong sum lasts. A run that follows one of an earlier version does it
+    too, since that one has changed the totals of days without their months.
+    """
+    if state is None or not state.settled_before == state.totals_before == state.coarse_before:
+        return True
+    return state.settled_before.astimezone(UTC).date() != before.astimezone(UTC).date()
 
 
 def _ranges(starts: Iterable[datetime], length: timedelta) -> Iterator[tuple[datetime, datetime]]:

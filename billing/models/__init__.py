@@ -7,6 +7,7 @@ from billing.models.budget_leases import (
     Adjustment,
     BudgetCorrection,
     BudgetLease,
+    BudgetLeaseSum,
     BudgetPeriod,
     EarlyRelease,
     Reconciliation,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from django.contrib.postgres.fields import ArrayField
+from django.contrib.postgres.indexes import BrinIndex, GinIndex
 from django.db import models
 from django.db.models import F, Q
 
@@ -19,7 +20,7 @@ class BudgetPeriod(models.Model):
 
     - `used / 10**6 + reserved` is within the limit, unless the limit was lowered.
     - `reserved` is the sum of what is outstanding in its leases.
-    - `used` is the sum of what was settled through its leases.
+    - `used` is the sum of what was settled through its leases, in their rows and in `BudgetLeaseSum`.
     """
 
     class Unit(models.TextChoices):
@@ -98,10 +99,48 @@ class BudgetLease(models.Model):
             models.Index(fields=["tenant_id"], condition=Q(open=True), name="budget_lease_open_tenant"),
             models.Index(fields=["reclaim_at"], condition=Q(open=True), name="budget_lease_open_reclaim"),
             models.Index(fields=["created_at"], name="budget_lease_created"),
+            GinIndex(fields=["budget_period_ids"], name="budget_lease_periods"),
         ]
 
     def __str__(self) -> str:
         return f"lease {self.pk} of {self.gateway_id}"
+
+
+class BudgetLeaseSum(models.Model):
+    """What was settled through the closed leases of the same budget periods that were created on one UTC day.
+
+    `billing.reservations.lease_sums` removes the rows of these leases. Their IDs and fencing tokens stay, so that
+    later usage and corrections are added to the budget periods.
+    """
+
+    tenant_id = models.BigIntegerField()
+    budget_period_ids = ArrayField(models.BigIntegerField())
+    day = models.DateField()
+    lease_ids = ArrayField(models.BigIntegerField())
+    fencing_tokens = ArrayField(
+        models.IntegerField(), help_text="the last one of each lease, in the order of lease_ids"
+    )
+    settled_money = models.DecimalField(max_digits=38, decimal_places=0, help_text="femto-USD")
+    settled_tokens = models.BigIntegerField()
+    settled_requests = models.BigIntegerField()
+
+    objects = TenantManager()
+
+    class Meta:
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["tenant_id", "budget_period_ids", "day"], name="budget_lease_sum_once"),
+            models.CheckConstraint(
+                name="budget_lease_sum_counts",
+                condition=Q(settled_money__gte=0, settled_tokens__gte=0, settled_requests__gte=0),
+            ),
+        ]
+        indexes: ClassVar = [
+            GinIndex(fields=["lease_ids"], name="budget_lease_sum_leases"),
+            GinIndex(fields=["budget_period_ids"], name="budget_lease_sum_periods"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{len(self.lease_ids)} leases of {self.day}"
 
 
 class EarlyRelease(models.Model):
@@ -169,6 +208,7 @@ class Adjustment(PricedTokens):
             models.Index(F("tenant_id"), F("admitted_at").desc(), name="adjustment_tenant_time"),
             models.Index(fields=["invoice_period", "tenant_id"], name="adjustment_period"),
             models.Index(fields=["lease_id"], name="adjustment_lease"),
+            BrinIndex(fields=["created_at"], name="adjustment_created", autosummarize=True),
         ]
 
     def __str__(self) -> str:
@@ -202,6 +242,10 @@ class Reconciliation(models.Model):
     corrected = models.IntegerField(default=0)
     overdue_leases = models.IntegerField(default=0)
     quarantined = models.IntegerField(default=0, help_text="messages in quarantine that no operator has handled")
+    is_full = models.BooleanField(
+        default=False, db_default=False, help_text="whether all of the last days was compared, not only changes"
+    )
+    horizon = models.BigIntegerField(null=True, help_text="number of the first transaction that it may not have seen")
 
     class Meta:
         ordering: ClassVar = ["-id"]

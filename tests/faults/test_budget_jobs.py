@@ -88,7 +88,8 @@ async def test_a_killed_reclaimer_reclaims_a_lease_completely_or_not_at_all(
 
 
 @pytest.mark.parametrize(
-    "words", ["FOR NO KEY UPDATE", "billing_move_amounts", '"billing_budgetcorrection"', '"billing_recon', ""]
+    "words",
+    ["FOR NO KEY UPDATE", "billing_move_amounts", '"billing_budgetcorrection"', 'INSERT INTO "billing_recon', ""],
 )
 async def test_a_killed_reconciler_repairs_and_records_once(gateway: Any, budget: Any, words: str) -> None:
     """A repair and its row are written in one transaction."""

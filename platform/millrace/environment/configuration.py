@@ -288,7 +288,8 @@ class PlatformSettings(SharedSettings):
     request_log_retention_days: int = env.env(
         env.integer(1, 3650),
         "30",
-        "how long request records are stored, in days; usage and invoices are stored permanently",
+        "how long request records are stored, in days; the records of a UTC day are removed together;"
+        " usage and invoices are stored permanently",
     )
     ttft_slo_ms: int = env.env(
         env.integer(1, 3_600_000), "1000", "target for the 95th percentile of the time to first token, in milliseconds"

@@ -17,7 +17,7 @@ from billing.costs.margin import MarginQuery, margins
 from billing.metering import rollups, usage
 from billing.metering.ingest import UsageMessage, settle
 from billing.metering.usage import UsageReport
-from billing.models import SUMMED, Adjustment, RollupState, UsageRollup
+from billing.models import GROUPED, SUMMED, Adjustment, RollupState, UsageRollup
 from billing.periods import month_bounds
 from frontend.operator.tenants import spending
 from inference_worker.contract.messages import encode
@@ -88,6 +88,30 @@ def some_events(event, seed: int, count: int = 60) -> list[Any]:
         )
         for _ in range(count)
     ]
+
+
+def fail(one) -> None:
+    """Correct an event: its execution has failed."""
+    context, usage_of_it = one.billing_context, one.usage
+    names = ("uncached", "cache_read", "cache_write_5m", "cache_write_1h", "output", "answer_hit_input")
+    counts = {name: -getattr(usage_of_it, name) for name in (*names, "answer_hit_output")}
+    with all_tenants_scope(BypassReason.COMMAND):
+        Adjustment.objects.create(
+            admitted_at=datetime.fromtimestamp(context.admitted_at / 10**6, UTC),
+            request_id=context.request_id,
+            execution=context.execution,
+            outcome="failed",
+            tenant_id=context.tenant_id,
+            project_id=context.project_id,
+            key_id=context.key_id,
+            model=context.model,
+            price_ids=None,
+            cost_femto=0,
+            saved_femto=0,
+            invoice_period=1,
+            created_at=datetime.now(UTC),
+            **counts,
+        )
 
 
 def test_results_are_equal_before_and_after_a_rollup(event):
@@ -212,6 +236,64 @@ def test_the_first_run_builds_the_totals_of_all_rollups(event):
     assert any(row.bucket == "hours" for row in unscoped(UsageRollup).all())
 
 
+def months() -> list[Any]:
+    rows = unscoped(UsageRollup).values_list("bucket", "start", *GROUPED, *SUMMED)
+    return sorted(row for row in rows if row[0] == "month")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_months_by_changes_equal_the_sums_of_their_days(event, seed, monkeypatch):
+    """The other way is that of earlier versions: each run sums the changed months from all their days."""
+    chance = random.Random(seed)
+    first = NOON - timedelta(days=40)
+    wanted = sorted({(first + timedelta(days=day)).date().replace(day=1) for day in range(42)})
+    with all_tenants_scope(BypassReason.HOUSEKEEPING), connection.cursor() as cursor:
+        cursor.execute("SELECT billing_create_partitions(%s)", [wanted])
+    store(event(at=first), event(at=NOON))
+    rollups.build()
+    summed_whole = rollups._MONTHS
+    monkeypatch.setattr(rollups, "_MONTHS", None)  # the following runs do not read it
+    correctable = []
+    for part in range(6):
+        events = [
+            event(
+                at=first + timedelta(minutes=chance.randrange(40 * 1440)),
+                model=chance.choice("ab"),
+                key_id=chance.choice((3, 4)),
+                tenant_id=chance.choice((1, 1, 2)),
+                outcome=chance.choice(("completed", "cancelled", "failed")),
+                output=chance.randrange(100),
+            )
+            for _ in range(chance.randrange(1, 12))
+        ]
+        store(*events)
+        correctable += [each for each in events if each.outcome == "completed"]
+        if correctable and part % 2:
+            fail(correctable.pop(chance.randrange(len(correctable))))
+        rollups.build()
+    by_changes = months()
+    assert len({row[1] for row in by_changes}) > 1
+    with all_tenants_scope(BypassReason.HOUSEKEEPING), connection.cursor() as cursor:
+        UsageRollup.objects.all_tenants().filter(bucket="month").delete()
+        cursor.execute(summed_whole.statement, rollups._ALL)
+    assert by_changes == months()
+
+
+def test_the_first_run_of_a_day_sums_whole_months(event):
+    store(*some_events(event, 11))
+    rollups.build()
+    expected = months()
+    with all_tenants_scope(BypassReason.COMMAND):
+        UsageRollup.objects.all_tenants().filter(bucket="month").update(output=F("output") + 1)
+        rollups.build()
+        assert months() != expected
+        yesterday = datetime.now(UTC) - timedelta(days=1)
+        names = ("settled_before", "totals_before", "coarse_before")
+        RollupState.objects.update(**dict.fromkeys(names, yesterday))
+    rollups.build()
+    assert months() == expected
+
+
 def test_rollups_are_independent_of_order_and_repetition(event):
     events = some_events(event, 3)
     again = events * 3
@@ -232,31 +314,7 @@ def test_a_correction_moves_the_sums(event):
     one = event(at=NOON, output=5, reasoning_tokens=3, uncached=10, cache_read=0, miss_reason="first_use")
     store(one)
     rollups.build()
-    fields = {
-        "price_ids": None,
-        "cost_femto": 0,
-        "saved_femto": 0,
-        "invoice_period": 1,
-        "created_at": datetime.now(UTC),
-    }
-    counts = dict.fromkeys(
-        ("cache_read", "cache_write_5m", "cache_write_1h", "answer_hit_input", "answer_hit_output"), 0
-    )
-    with all_tenants_scope(BypassReason.COMMAND):
-        Adjustment.objects.create(
-            admitted_at=NOON,
-            request_id=one.billing_context.request_id,
-            execution=0,
-            outcome="failed",
-            tenant_id=1,
-            project_id=2,
-            key_id=3,
-            model=one.billing_context.model,
-            uncached=-10,
-            output=-5,
-            **counts,
-            **fields,
-        )
+    fail(one)
     for _ in range(2):
         (row,) = answers()[0]
         assert (row["completed"], row["failed"], row["uncached"], row["output"]) == (0, 1, 0, 0)

@@ -24,6 +24,7 @@ from millrace.gateway.http.endpoints import websocket
 from tenants import actions
 from tenants.keys import playground_tokens, snapshot
 from tenants.models import ApiKey, ApiKeySnapshotRow, ApiKeyUsage, AuditEntry, User
+from tenants.outbox import change_feed
 from tests.support.gateway.watched_keys import Watched
 from tests.support.rows import unscoped
 from tests.support.waiting import eventually_async
@@ -222,6 +223,23 @@ async def test_last_uses_are_stored(watched: Watched, new_key: Any, monkeypatch:
         return bool(await sync_to_async(unscoped(ApiKeyUsage).filter)(key_id=key.pk))
 
     await eventually_async(written)
+
+
+async def test_last_uses_are_stored_at_the_stop_of_the_gateway(
+    broker: redis.Redis, database_pool: AsyncConnectionPool, new_key: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(broker, database_pool)
+    await watched.watcher.start()
+    key, secret = await sync_to_async(new_key)()
+    assert await watched.error_code(secret) is None
+    with monkeypatch.context() as patch:
+        patch.setattr(change_feed, "RECORD_USAGE", "SELECT 1 FROM no_such_table WHERE %s IS NOT DISTINCT FROM %s")
+        await watched.watcher._write_last_uses()
+    assert set(watched.keys.used) == {key.pk}  # a failed write loses no use
+    await watched.watcher.stop()
+    (use,) = await sync_to_async(lambda: list(unscoped(ApiKeyUsage).filter(key_id=key.pk)))()
+    assert use.last_used_at.timestamp() == pytest.approx(time.time(), abs=60)
+    assert watched.keys.used == {}
 
 
 async def test_without_the_database_requests_are_rejected_until_it_recovers(

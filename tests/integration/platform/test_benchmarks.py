@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import cpu, run_quick
+from benchmarks import cpu, run_quick, tables
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -75,6 +75,12 @@ def test_a_hanging_benchmark_is_stopped_and_fails(tmp_path: Path, monkeypatch: p
     (tmp_path / "slow.py").write_text(script)
     failure = run_quick.run("slow", limit_seconds=2, directory=tmp_path)
     assert failure is not None and "not finished after 2 s" in failure
+
+
+def test_large_tables_are_not_filled_without_enough_free_space() -> None:
+    tables.check_free_space(20_000_000, 80 * 10**9)
+    with pytest.raises(SystemExit, match=r"20,000,000 events need 80 GB, but .* has 79 GB free"):
+        tables.check_free_space(20_000_000, 79 * 10**9)
 
 
 def test_ci_runs_them() -> None:

@@ -192,20 +192,20 @@ def test_a_message_that_arrives_twice_changes_nothing(acme: Tenant, monkeypatch:
 
 
 def test_removed_requests_are_in_no_result(acme: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cut is within a day, whose other requests are read one by one from then on."""
+    """Days are removed as a whole: the day of the cut stays until all its requests have expired."""
     make_requests(acme)
     build(AT_ONCE)
     before = are_exact(acme, monkeypatch)
     kept = timedelta(days=settings.MILLRACE.request_log_retention_days)
     removed = purge_expired(TODAY - 3 * DAY + 10 * HOUR + kept)
     assert removed > 5
-    assert summed_days(acme) == [(TODAY - ago * DAY).date() for ago in (2, 1)]
+    assert summed_days(acme) == [(TODAY - ago * DAY).date() for ago in (3, 2, 1)]
     after = are_exact(acme, monkeypatch)
     assert sum(row.requests for row in after[0]) < sum(row.requests for row in before[0])
     record(acme, request_id="req_late", started_at=TODAY - 3 * DAY + 11 * HOUR)
     build(AT_ONCE)
     assert are_exact(acme, monkeypatch) != after
-    assert not unscoped(RequestRollup).filter(day__lt=TODAY.date() - 2 * DAY)
+    assert not unscoped(RequestRollup).filter(day__lt=TODAY.date() - 3 * DAY)
     assert not unscoped(ChangedDay).exists()
 
 

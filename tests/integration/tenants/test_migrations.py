@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,17 @@ from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.state import ProjectState
 from django.db.migrations.writer import MigrationWriter
 
+from billing.models import BudgetLeaseSum
 from billing.pricing import prices, rating
 from billing.rates.price_book import NewPrice, Proposal
 from billing.rates.pricing import Component, Tier
-from tenants import migration_reset
+from millrace.apps.request_log.models import RequestRecord
+from tenants import actions, migration_reset
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import User
-from tests.support.rows import allow_emptying
+from tests.support.request_log.records import record
+from tests.support.rows import allow_emptying, unscoped
 from tools import reset_migrations
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "owner"])
@@ -138,6 +141,59 @@ def test_versions_of_the_sole_operator_become_those_of_the_earlier_release(
     with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
         cursor.execute("SELECT state, decided_by_id FROM billing_priceversion ORDER BY id")
         assert cursor.fetchall() == [("published", None), ("discarded", sole.pk), ("discarded", sole.pk)]
+
+
+def test_sums_of_leases_become_leases_of_the_earlier_release(restored: None) -> None:
+    """Its reconciler compares budget periods with leases only."""
+    with all_tenants_scope(BypassReason.COMMAND):
+        BudgetLeaseSum.objects.create(
+            tenant_id=1,
+            budget_period_ids=[5, 6],
+            day=date(2026, 11, 3),
+            lease_ids=[70, 71],
+            fencing_tokens=[2, 1],
+            settled_money=10**20,
+            settled_tokens=8,
+            settled_requests=3,
+        )
+    call_command("migrate", "billing", "0017_sole_operator", verbosity=0)
+    with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT id, tenant_id, budget_period_ids, settled_money, settled_tokens, settled_requests, open, created_at"
+            " FROM billing_budgetlease"
+        )
+        created_at = datetime(2026, 11, 3, tzinfo=UTC)
+        assert cursor.fetchall() == [(70, 1, [5, 6], 10**20, 8, 3, False, created_at)]
+        cursor.execute("DELETE FROM billing_budgetlease")
+
+
+def test_records_of_requests_are_partitioned_and_merged_without_a_loss(restored: None) -> None:
+    """The indexes of the table become those of the partitioned one: none is built, and each has its definition."""
+    tenant = actions.do_create_tenant("acme", "Acme")
+    for number, at in enumerate((datetime(2020, 1, 1, tzinfo=UTC), datetime.now(UTC))):
+        record(tenant, number, started_at=at)
+
+    def state() -> tuple[str, list[Any], int]:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT relkind::text FROM pg_class WHERE relname = 'request_log_requestrecord'")
+            kind = cursor.fetchone()[0]
+            cursor.execute("SELECT count(*) FROM pg_indexes WHERE tablename = 'request_log_requestrecord'")
+            indexes = cursor.fetchone()[0]
+        rows = unscoped(RequestRecord).values_list("request_id", "started_at", "served_model", "limits")
+        return kind, sorted(rows), indexes
+
+    before = state()
+    assert (before[0], len(before[1]), before[2]) == ("p", 2, 7)
+    call_command("migrate", "request_log", "0002_sql", verbosity=0)
+    assert state() == ("r", before[1], 9)
+    call_command("migrate", verbosity=0)
+    assert state() == before
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FILTER (WHERE indisvalid), count(*) FROM pg_index"
+            " WHERE indrelid = 'request_log_requestrecord_before'::regclass"
+        )
+        assert cursor.fetchone() == (8, 8)  # those of the partitioned table, and the BRIN index
 
 
 def test_a_database_at_the_end_of_the_earlier_migrations_is_taken_over(

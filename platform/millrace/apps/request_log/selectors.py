@@ -16,7 +16,6 @@ from typing import Any
 from django.conf import settings
 from django.db import connection
 from django.db.models import Count, DateTimeField, DurationField, F, Func, Q, QuerySet, Value
-from django.db.models.functions import Collate
 
 from billing.metering.usage import BUCKETS, Bucket, instant
 from billing.models import Adjustment, Price, UsageEvent
@@ -73,9 +72,7 @@ class Filters:
             keys = ApiKey.objects.for_tenant(self.tenant_id).filter(created_by=self.member_id)
             records = records.filter(key_id__in=keys.values("pk"))
         if self.id_prefix is not None:
-            # The collation of the index request_log_id_prefix, in which a prefix is a range.
-            named = records.annotate(bare_id=Collate("request_id", "C"))
-            records = named.filter(bare_id__gte=self.id_prefix, bare_id__lt=f"{self.id_prefix}\U0010ffff")
+            records = records.filter(request_id__startswith=self.id_prefix)
         if self.min_total_ms is not None:
             records = records.filter(total_ms__gte=self.min_total_ms)
         if self.request_ids is not None:

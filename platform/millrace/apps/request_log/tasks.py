@@ -4,17 +4,32 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+import structlog
 from celery import shared_task
 from django.conf import settings
 
 from millrace.apps.request_log import request_rollups, segment_jobs  # noqa: F401  (registers a kind of job)
+from millrace.apps.request_log.day_partitions import drop_days, ensure_days, start_of_day
 from millrace.apps.request_log.row_deletion import delete_rows
 
+log = structlog.get_logger(__name__)
+
+# Of the partitions that are not dropped as a whole: the first one, and the default one.
 _RECORDS = """
-DELETE FROM request_log_requestrecord WHERE ctid = ANY(ARRAY(
-    SELECT r.ctid FROM request_log_requestrecord r
-    WHERE r.started_at < %(before)s OR r.tenant_id IN (SELECT id FROM tenants_tenant WHERE status = 'purged')
-    LIMIT %(most)s FOR UPDATE SKIP LOCKED))
+DELETE FROM request_log_requestrecord r USING (
+    SELECT e.tenant_id, e.started_at, e.request_id FROM request_log_requestrecord e WHERE e.started_at < %(before)s
+    LIMIT %(most)s FOR UPDATE SKIP LOCKED
+) expired
+WHERE r.started_at < %(before)s AND (r.tenant_id, r.started_at, r.request_id)
+    = (expired.tenant_id, expired.started_at, expired.request_id)
+"""
+_PURGED_RECORDS = """
+DELETE FROM request_log_requestrecord r USING (
+    SELECT e.tenant_id, e.started_at, e.request_id FROM request_log_requestrecord e
+    WHERE e.tenant_id IN (SELECT id FROM tenants_tenant WHERE status = 'purged')
+    LIMIT %(most)s FOR UPDATE OF e SKIP LOCKED
+) purged
+WHERE (r.tenant_id, r.started_at, r.request_id) = (purged.tenant_id, purged.started_at, purged.request_id)
 """
 _CONTENT = """
 DELETE FROM request_log_requestcontent WHERE ctid = ANY(ARRAY(
@@ -47,12 +62,25 @@ DELETE FROM request_log_warmedprompt WHERE ctid = ANY(ARRAY(
 def purge_expired(now: datetime | None = None) -> int:
     """Remove expired records, contents, comparisons with shadows and sums, and those of purged tenants.
 
-    Returns the number of removed rows.
+    Records expire together with the other records of their UTC day. Returns the number of deleted rows, without those
+    of dropped partitions.
     """
     now = now or datetime.now(UTC)
     before = now - timedelta(days=settings.MILLRACE.request_log_retention_days)
-    request_rollups.forget_before(before)
-    return sum(delete_rows(statement, now, before) for statement in (_RECORDS, _CONTENT, _SHADOWS, _WARMED, _ROLLUPS))
+    first_day = start_of_day(before)
+    request_rollups.forget_before(first_day)
+    removed = delete_rows(_RECORDS, now, first_day) if drop_days(first_day) else 0
+    others = (_PURGED_RECORDS, _CONTENT, _SHADOWS, _WARMED, _ROLLUPS)
+    return removed + sum(delete_rows(statement, now, before) for statement in others)
+
+
+@shared_task(name="request_log.make_days")
+def make_days() -> list[str]:
+    """Create the partitions of the next days. Return the new ones."""
+    made = ensure_days()
+    if made:
+        log.info("partitions_created", names=made)
+    return made
 
 
 @shared_task(name="request_log.update_rollups")

@@ -34,7 +34,7 @@ log = structlog.get_logger(__name__)
 POLL_SECONDS = 0.25
 POLL_TIMEOUT_SECONDS = 0.5  # a poll that takes longer fails
 LIMITS_CHANGE = "limits"  # the change type of rate limits and budgets
-USES_SECONDS = 10.0  # how often the keys' times of last use are stored
+USES_SECONDS = 300.0  # how often the keys' times of last use are stored
 
 
 class ChangeListener(Protocol):
@@ -81,7 +81,9 @@ class ChangeFeedReader:
         self._tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._listen())]
 
     async def stop(self) -> None:
+        """Stop, and store the last uses of keys. While the database does not answer, they are lost."""
         await cancel_and_wait(self._tasks)
+        await self._write_last_uses()
 
     async def _watch(self) -> None:
         while True:
@@ -93,7 +95,8 @@ class ChangeFeedReader:
                     cache.note_poll(started_at)
                 self._failing = False
                 self._acknowledge()
-                await self._write_last_uses()
+                if time.monotonic() >= self._uses_at:
+                    await self._write_last_uses()
                 await self._rehash_outdated()
             except (psycopg.Error, PoolTimeout, TimeoutError, OSError) as exc:
                 if not self._failing:
@@ -167,17 +170,19 @@ class ChangeFeedReader:
                 )
 
     async def _write_last_uses(self) -> None:
-        """Store when keys were last used."""
-        if time.monotonic() < self._uses_at or not self._keys.used:
-            return
+        """Store when keys were last used. If the database does not answer, the next write includes these uses."""
         self._uses_at = time.monotonic() + USES_SECONDS
-        used, self._keys.used = self._keys.used, {}
+        used = dict(self._keys.used)
+        if not used:
+            return
         try:
             async with self._database.connection(timeout=POLL_TIMEOUT_SECONDS) as connection:
                 times = [datetime.fromtimestamp(used_at, UTC) for used_at in used.values()]
                 await connection.execute(change_feed.RECORD_USAGE, [list(used), times])
         except (psycopg.Error, PoolTimeout) as exc:
             log.warning("key_use_write_failed", keys=len(used), error=str(exc))
+            return
+        self._keys.used = {key_id: at for key_id, at in self._keys.used.items() if used.get(key_id) != at}
 
     async def _rehash_outdated(self) -> None:
         """Replace key hashes of an old pepper by those of the newest."""
