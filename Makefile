@@ -117,7 +117,7 @@ types: $(VENV)/installed-dev ## check types (mypy, strict)
 lint-imports: $(VENV)/installed-dev ## check the import contracts
 	PYTHONPATH=.:platform $(BIN)/lint-imports
 
-check: lint types lint-imports docs test test-browser test-faults bench-quick test-clients ## run all checks and tests
+check: lint types lint-imports docs test-all test-browser test-faults bench-quick test-clients ## run all checks and tests
 
 docs: generated $(VENV)/installed-docs ## build the documentation site into build/site; fails on a broken link
 	@PYTHONPATH=.:platform NO_MKDOCS_2_WARNING=1 exec $(BIN)/mkdocs build --strict

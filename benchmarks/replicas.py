@@ -111,7 +111,7 @@ class GatewayPlacement:
         self._digests = digests
         self._published: dict[str, bytes] = {}
         self._published_at = self._read_at = -10.0
-        self._requests = 0
+        self._requests = self._digest_version = 0
         for beat in (1, 2):
             self.registry.update(
                 {name.encode(): encode(Heartbeat(beat, "m", True, False, 0, 0, slots, 1, 0)) for name in self._replicas}
@@ -142,7 +142,10 @@ class GatewayPlacement:
         if now >= self._published_at + DIGEST_AGE[0]:
             for name, replica in self._replicas.items():
                 if replica.changed or name not in self._published:
-                    self._published[name] = msgspec.msgpack.encode(make_digest(replica.block, list(replica.cache)))
+                    self._digest_version += 1
+                    digest = make_digest(replica.block, list(replica.cache))
+                    digest = msgspec.structs.replace(digest, version=self._digest_version)
+                    self._published[name] = msgspec.msgpack.encode(digest)
                     replica.changed = False
             self._published_at = now
 

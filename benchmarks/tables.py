@@ -29,7 +29,7 @@ from benchmarks.services import start_services
 
 SQL = Path(__file__).parent / "sql"
 DAYS = 31
-BYTES_PER_EVENT = 4_000  # of all tables with their indexes, the copy of the request log, and the write-ahead log
+BYTES_PER_EVENT = 4_000  # tables with their indexes, the copy of the request log, and the write-ahead log
 MIN_FREE_BYTES = 5 * 10**8
 PURGE_BEFORE = """
 DELETE FROM benchmark_records WHERE ctid = ANY(ARRAY(
@@ -38,8 +38,9 @@ DELETE FROM benchmark_records WHERE ctid = ANY(ARRAY(
     LIMIT %(most)s FOR UPDATE SKIP LOCKED))
 """
 _SIZE = """
-SELECT coalesce(sum(pg_total_relation_size(relid)), 0)::bigint FROM pg_partition_tree(to_regclass(%s))
-"""
+SELECT coalesce((SELECT sum(pg_total_relation_size(relid)) FROM pg_partition_tree(to_regclass(%(table)s))),
+    pg_total_relation_size(to_regclass(%(table)s)))::bigint
+"""  # the function returns nothing for a table without partitions
 Figures = dict[str, dict[str, float]]
 
 
@@ -137,7 +138,7 @@ def _size(table: str) -> int:
     from django.db import connections
 
     with connections["owner"].cursor() as cursor:
-        cursor.execute(_SIZE, [table])
+        cursor.execute(_SIZE, {"table": table})
         return int(cursor.fetchone()[0])
 
 

@@ -133,14 +133,17 @@ def read_schema(url: str) -> Schema:
         schema: Schema = {}
         for kind, query in _QUERIES.items():
             rows = connection.execute(_WITH + query.replace("GRANTS", _GRANT)).fetchall()
-            schema[kind] = sorted({_describe(parents, *row) for row in rows})
+            schema[kind] = sorted({_describe(parents, kind, *row) for row in rows})
         return schema
 
 
-def _describe(parents: dict[str, str], table: str | None, name: str | None, properties: str) -> str:
-    """Return an object as text, without the name of a partition and without names that contain it."""
+def _describe(parents: dict[str, str], kind: str, table: str | None, name: str | None, properties: str) -> str:
+    """Return an object as text, without the names of partitions, those that contain them, and those of their indexes.
+
+    PostgreSQL shortens long names of indexes, and numbers them.
+    """
     if table in parents:
-        if name and name.startswith(table):  # an index, or the constraint of one
+        if name and (kind == "indexes" or name.startswith(table)):  # also the constraint of an index
             properties, name = properties.replace(name, "NAME"), None
         properties, table = properties.replace(table, "PARTITION"), f"partitions of {parents[table]}"
     return ": ".join((".".join(part for part in (table, name) if part), _sort_parts(properties)))

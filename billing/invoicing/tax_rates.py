@@ -49,7 +49,7 @@ def find_tax_rate(
     return rate
 
 
-def require_one_currency(invoice: Invoice, price_ids: Collection[int] | QuerySet[InvoiceLine, dict[str, Any]]) -> None:
+def require_one_currency(invoice: Invoice, price_ids: Collection[int] | QuerySet[InvoiceLine, Any]) -> None:
     """Check that the prices of the usage are in the invoice's currency. A tenant's own prices are in its currency.
 
     Args:

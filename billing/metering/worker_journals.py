@@ -8,7 +8,7 @@ checks what their workers last reported.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -80,10 +80,14 @@ def _without_row(journaled: Sequence[tuple[ExecutionUsage, bytes]]) -> list[Exec
         for event, _ in journaled
     ]
     missing = [journaled[place] for place in _find_missing(keys)]
-    hashes = {hashlib.sha256(payload).digest() for _, payload in missing}
-    rows: Any = UsageQuarantine.objects.filter(payload_hash__in=hashes).values_list("payload_hash", flat=True)
-    looked_at = {bytes(payload_hash) for payload_hash in rows}
-    return [event for event, payload in missing if hashlib.sha256(payload).digest() not in looked_at]
+    quarantined = _find_quarantined(hashlib.sha256(payload).digest() for _, payload in missing)
+    return [event for event, payload in missing if hashlib.sha256(payload).digest() not in quarantined]
+
+
+def _find_quarantined(payload_hashes: Iterable[bytes]) -> set[bytes]:
+    """Return those of the hashes whose messages are in quarantine, also handled ones."""
+    rows: Any = UsageQuarantine.objects.filter(payload_hash__in=set(payload_hashes))
+    return {bytes(payload_hash) for payload_hash in rows.values_list("payload_hash", flat=True)}
 
 
 def _find_missing(keys: Sequence[tuple[datetime, str, int]]) -> list[int]:
@@ -97,16 +101,19 @@ def _find_missing(keys: Sequence[tuple[datetime, str, int]]) -> list[int]:
 def is_settled(reported: UnsettledUsage) -> bool:
     """Return whether the usage that a lost worker reported as unsettled is settled, by its oldest and newest execution.
 
-    An all-tenants scope must be open. Usage of archived months is settled.
+    An all-tenants scope must be open. Usage of archived months and in quarantine is settled.
     """
     attached = set(existing_partitions())
-    entries = {entry: _read_time(entry.admitted_at) for entry in (reported.oldest, reported.newest)}
-    keys = [
-        (time, entry.request_id, entry.execution)
-        for entry, time in entries.items()
-        if partition_name(month_of(time)) in attached
+    entries = [
+        entry
+        for entry in dict.fromkeys((reported.oldest, reported.newest))
+        if partition_name(month_of(_read_time(entry.admitted_at))) in attached
     ]
-    return not keys or not _find_missing(keys)
+    if not entries:
+        return True
+    keys = [(_read_time(entry.admitted_at), entry.request_id, entry.execution) for entry in entries]
+    missing = {entries[place].payload_hash for place in _find_missing(keys)}
+    return missing <= _find_quarantined(missing)
 
 
 def _read_admission_time(event: ExecutionUsage) -> datetime:

@@ -1,10 +1,9 @@
 """Hashes of prompt blocks, and digests of replicas' prefix caches, by which gateways predict cache hits.
 
 A block's hash depends on its tokens, all blocks before it, and a salt of the tenant and the replica's variant
-(inference_worker.contract.model_bundles). A digest contains 4 bytes of the hash
-of each cached block; of a large cache only every `rate`-th hash, selected by its value. Workers store digests in Valkey
-in `millrace:prefixes:<replica>`, which expires. A heartbeat has the version of its replica's digest, so that gateways
-read only digests that changed.
+(inference_worker.contract.model_bundles). A digest contains 4 bytes of the hash of each cached block; of a large cache
+only every `rate`-th hash, selected by its value. Workers store digests in Valkey in `millrace:prefixes:<replica>`,
+which expires. A heartbeat has the version of its replica's digest, so that gateways read only digests that changed.
 """
 
 from __future__ import annotations
@@ -142,8 +141,10 @@ class PrefixIndex:
         except (msgspec.MsgspecError, ValueError):  # of another version
             self._forget(replica_id)
             return
-        self._known[replica_id], self._versions[replica_id] = known, digest.version
-        self.version += 1
+        self._versions[replica_id] = digest.version
+        if self._known.get(replica_id) != known:  # a worker of an earlier release sends each digest many times
+            self._known[replica_id] = known
+            self.version += 1
 
     def _forget(self, replica_id: str) -> None:
         if self._versions.pop(replica_id, None) is not None:

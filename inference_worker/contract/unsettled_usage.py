@@ -7,6 +7,7 @@ The usage itself is only in the journal, and usually also in the usage stream.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 import msgspec
@@ -23,6 +24,7 @@ class UnsettledEntry(msgspec.Struct, frozen=True, array_like=True):
     request_id: str
     execution: int
     tenant_id: int
+    payload_hash: bytes  # SHA-256 of its message, by which quarantine finds it
 
 
 class UnsettledUsage(msgspec.Struct, frozen=True):
@@ -39,20 +41,17 @@ class UnsettledUsage(msgspec.Struct, frozen=True):
 def describe_unsettled(
     events: Sequence[ExecutionUsage], worker: str, host: str, process_id: str
 ) -> UnsettledUsage | None:
-    """Return the report about a journal's unsettled events, which are given oldest first; None without any.
-
-    Executions that the operator pays are left out, since they have no usage event.
-    """
-    billed = [event for event in events if not event.billing_context.is_operator_paid]
-    if not billed:
+    """Return the report about a journal's unsettled events, which are given oldest first; None without any."""
+    if not events:
         return None
-    oldest, newest = _describe_entry(billed[0]), _describe_entry(billed[-1])
-    return UnsettledUsage(worker, host, process_id, len(billed), oldest, newest)
+    oldest, newest = _describe_entry(events[0]), _describe_entry(events[-1])
+    return UnsettledUsage(worker, host, process_id, len(events), oldest, newest)
 
 
 def _describe_entry(event: ExecutionUsage) -> UnsettledEntry:
     context = event.billing_context
-    return UnsettledEntry(context.admitted_at, context.request_id, context.execution, context.tenant_id)
+    payload_hash = hashlib.sha256(event.encoded).digest()
+    return UnsettledEntry(context.admitted_at, context.request_id, context.execution, context.tenant_id, payload_hash)
 
 
 decode_unsettled = msgspec.msgpack.Decoder(UnsettledUsage).decode

@@ -126,7 +126,9 @@ class Publisher:
         self._reserve_at = 0.0
         self._give_up_at = math.inf  # when failed writes are not repeated any more, on the monotonic clock
         self._replay = JournalReplay(broker, journal, retention_seconds)
-        self.unsettled: Sequence[ExecutionUsage] = ()  # events that were not settled at the last look, oldest first
+        # Events that were not settled at the last look, oldest first; without those that the operator pays, which have
+        # no usage event.
+        self.unsettled: Sequence[ExecutionUsage] = ()
         self._replay_journal()
         self._look_at_journal()
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
@@ -431,7 +433,8 @@ class Publisher:
             log.warning("journal_unavailable", error=str(exc))
 
     def _look_at_journal(self) -> None:
-        self.unsettled = [event for event, _ in self._journal.open_events()]
+        events = (event for event, _ in self._journal.open_events())
+        self.unsettled = [event for event in events if not event.billing_context.is_operator_paid]
 
 
 def _add_batch(gateway_id: str, events: Sequence[Raw]) -> Command:

@@ -11,8 +11,8 @@ import psycopg
 # Every execution with its adjustments. A failed execution counts as zero.
 _EXECUTIONS: LiteralString = """
 WITH execution AS (
-SELECT e.request_id, e.execution, e.lease_id, e.reserved_nano, e.outcome, e.cost_femto AS first_cost,
-    e.cost_femto + coalesce(a.cost, 0) AS cost,
+SELECT e.request_id, e.execution, e.tenant_id, e.lease_id, e.fencing_token, e.reserved_nano, e.outcome,
+    e.cost_femto AS first_cost, e.cost_femto + coalesce(a.cost, 0) AS cost,
     CASE WHEN e.outcome = 'failed' THEN 0 ELSE
         e.uncached + e.cache_read + e.cache_write_5m + e.cache_write_1h + e.output + coalesce(a.tokens, 0) END AS tokens
 FROM billing_usageevent e LEFT JOIN (
@@ -22,9 +22,10 @@ FROM billing_usageevent e LEFT JOIN (
 ) a USING (admitted_at, request_id, execution)
 ), lease AS (
 SELECT id, tenant_id, budget_period_ids, money, tokens, requests, settled_money, settled_tokens, settled_requests,
-    ARRAY[id] AS lease_ids FROM billing_budgetlease
+    ARRAY[id] AS lease_ids, ARRAY[fencing_token] AS fencing_tokens FROM billing_budgetlease
 UNION ALL
-SELECT lease_ids[1], tenant_id, budget_period_ids, 0, 0, 0, settled_money, settled_tokens, settled_requests, lease_ids
+SELECT lease_ids[1], tenant_id, budget_period_ids, 0, 0, 0, settled_money, settled_tokens, settled_requests, lease_ids,
+    fencing_tokens
 FROM billing_budgetleasesum
 ), part AS (
 SELECT w.id, s.money, s.tokens, s.requests, s.settled_money, s.settled_tokens, s.settled_requests, s.id AS lease_id,
@@ -53,7 +54,9 @@ _BROKEN: dict[str, LiteralString] = {
         SELECT s.id, s.settled_money, s.settled_tokens, s.settled_requests FROM lease s
         LEFT JOIN (SELECT y.lease_ids, sum(x.cost) AS money, sum(x.tokens) AS tokens,
             sum((x.tokens > 0)::integer) AS requests
-            FROM execution x JOIN lease y ON x.lease_id = ANY(y.lease_ids) GROUP BY y.lease_ids) l
+            FROM execution x JOIN lease y ON x.tenant_id = y.tenant_id AND x.lease_id = ANY(y.lease_ids)
+                AND y.fencing_tokens[array_position(y.lease_ids, x.lease_id)] - coalesce(x.fencing_token, 0) IN (0, 1)
+            GROUP BY y.lease_ids) l
             ON l.lease_ids = s.lease_ids
         WHERE (s.settled_money, s.settled_tokens, s.settled_requests)
             <> (coalesce(l.money, 0), coalesce(l.tokens, 0), coalesce(l.requests, 0))

@@ -188,10 +188,12 @@ def start_warming(ctx: PageContext, when: str, fingerprints: list[str], budget_n
     wanted.cache_warming_nano = budget_nano
     if budget_nano:
         check_opted_in(wanted)
-    if budget_nano != ctx.tenant.cache_warming_nano:
-        actions.do_update_settings(ctx.tenant, cache_warming_nano=budget_nano)
+    with ctx.scope():  # without the job, the budget stays as it was
+        if budget_nano != ctx.tenant.cache_warming_nano:
+            actions.do_update_settings(ctx.tenant, cache_warming_nano=budget_nano)
+        if when == "now":
+            do_start_job(ctx.tenant, warm_now, run_parameters(fingerprints))
     if when == "now":
-        do_start_job(ctx.tenant, warm_now, run_parameters(fingerprints))
         return _("The selected prompts are being warmed. The job is listed below.")
     return _("Prompts are warmed every night.") if budget_nano else _("Cache warming is off.")
 

@@ -41,7 +41,10 @@ PANELS = Panels(
             every=0,
             lazy=True,
         ),
-        Panel("jobs", _lazy("Jobs"), "usage/warming.html#jobs", warming.jobs),
+        Panel(
+            *("jobs", _lazy("Jobs"), "usage/warming.html#jobs", warming.jobs),
+            needs=Permission.TENANT_UPDATE,  # the permission of their kinds
+        ),
         Panel("runs", _lazy("Runs"), "usage/warming.html#runs", warming.runs, every=60),
     ),
 )

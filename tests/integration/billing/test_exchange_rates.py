@@ -94,9 +94,10 @@ def test_a_draft_without_a_rate_or_a_tax_rule_shows_why(acme, draft):
 
 
 def test_a_draft_with_prices_of_another_currency_shows_why(acme: Tenant) -> None:
-    """The tenant was assigned to a price book in EUR after its usage."""
-    use(acme, OCTOBER, (price("100"), 10**6))
+    """The tenant was assigned to a price book in EUR while a request ran, whose usage was settled afterwards."""
+    used = price("100")
     bill_in_euros(acme)
+    use(acme, OCTOBER, (used, 10**6))
     month = period(OCTOBER)
     do_close_period(month, now=over(month))
     (draft,) = do_draft(month, acme)

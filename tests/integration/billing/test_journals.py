@@ -15,7 +15,6 @@ from billing.metering.reconciler import reconcile
 from inference_worker.contract.host import host_name
 from inference_worker.contract.journal import Journal, execution_key
 from inference_worker.contract.messages import ExecutionUsage, encode
-from inference_worker.contract.unsettled_usage import describe_unsettled
 from tests.support.billing.usage_events import make_event
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("table")]
@@ -118,4 +117,3 @@ def test_executions_that_the_operator_pays_have_no_usage_event(tmp_path: Path, j
     shadow = msgspec.structs.replace(event, billing_context=context)
     journalled("a", shadow)
     assert reconcile(tmp_path).is_clean
-    assert describe_unsettled([shadow], "a", "far", "a.aa") is None

@@ -14,7 +14,7 @@ from billing.metering.reconciler import LOOKBACK, reconcile
 from billing.models import Budget, BudgetCorrection, BudgetLease, BudgetLeaseSum, BudgetPeriod, Reconciliation
 from billing.reservations import lease_sums, reservations
 from billing.reservations.lease_sums import FOLD_AFTER, fold_leases
-from billing.reservations.reservations import ReservationUse
+from billing.reservations.reservations import LeaseKey, ReservationUse
 from tenants import actions
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope
@@ -55,9 +55,9 @@ def make_lease(tenant_id: int, period_ids: list[int], created_at: datetime = OLD
         return lease.pk
 
 
-def adjust(lease_id: int, use: ReservationUse, *, must_fit: bool = False) -> bool:
+def adjust(tenant_id: int, lease_id: int, use: ReservationUse, *, token: int = 1, must_fit: bool = False) -> bool:
     with all_tenants_scope(BypassReason.SETTLER), connection.cursor() as cursor:
-        return reservations.adjust(cursor, lease_id, use, must_fit=must_fit)
+        return reservations.adjust(cursor, LeaseKey(lease_id, token, tenant_id), use, must_fit=must_fit)
 
 
 def used(period_ids: list[int]) -> list[int]:
@@ -78,29 +78,28 @@ def test_sums_count_as_the_rows_of_their_leases_did(seed: int, monkeypatch: pyte
     folding, keeping = make_periods("folding"), make_periods("keeping")
     times = [OLD - timedelta(hours=chance.randrange(48)) for _ in range(8)]
     chains = [chance.sample(range(3), chance.randrange(1, 4)) for _ in times]
-    leases = []
+    leases: list[tuple[int, list[int]]] = []  # tenant and leases
     for (tenant_id, periods), is_open in ((folding, False), (keeping, True)):
         rows = zip(times, chains, strict=True)
-        leases.append(
-            [make_lease(tenant_id, [periods[unit] for unit in units], at, open=is_open) for at, units in rows]
-        )
+        ids = [make_lease(tenant_id, [periods[unit] for unit in units], at, open=is_open) for at, units in rows]
+        leases.append((tenant_id, ids))
     applied: list[tuple[int, ReservationUse]] = []
     for _ in range(60):
         if chance.random() < 0.2:
             fold_leases(NOW if chance.random() < 0.5 else NOW - timedelta(days=1))
         if applied and chance.random() < 0.2:
             index, use = applied.pop(chance.randrange(len(applied)))
-            results = [adjust(ids[index], -use) for ids in leases]
+            results = [adjust(tenant_id, ids[index], -use) for tenant_id, ids in leases]
         else:
             index, must_fit = chance.randrange(8), chance.random() < 0.6
             use = ReservationUse(chance.randrange(10**8), chance.randrange(60), 1)
-            results = [adjust(ids[index], use, must_fit=must_fit) for ids in leases]
+            results = [adjust(tenant_id, ids[index], use, must_fit=must_fit) for tenant_id, ids in leases]
             applied += [(index, use)] if results[0] else []
         assert results[0] == results[1]
         assert used(folding[1]) == used(keeping[1])
     fold_leases(NOW)
-    assert sorted(row.pk for row in unscoped(BudgetLease).all()) == sorted(leases[1])
-    assert sorted(pk for row in unscoped(BudgetLeaseSum).all() for pk in row.lease_ids) == sorted(leases[0])
+    assert sorted(row.pk for row in unscoped(BudgetLease).all()) == sorted(leases[1][1])
+    assert sorted(pk for row in unscoped(BudgetLeaseSum).all() for pk in row.lease_ids) == sorted(leases[0][1])
     run("UPDATE billing_budgetlease SET open = false")
     assert not reconcile().differences
     assert fold_leases(NOW) == 8
@@ -135,9 +134,26 @@ def test_leases_of_the_same_day_have_one_sum() -> None:
     assert (row.lease_ids, row.fencing_tokens) == ([*first, later], [7, 8, 1])
 
 
+def test_usage_is_added_only_to_the_sum_of_its_own_lease() -> None:
+    """A failover of PostgreSQL can assign the ID of a lease a second time. A reclaim increases the token by one."""
+    tenant_id, periods = make_periods("acme")
+    other_tenant_id, _ = make_periods("other")
+    make_lease(tenant_id, periods, fencing_token=3)
+    lease_id = make_lease(tenant_id, periods, fencing_token=8)
+    assert fold_leases(NOW) == 2
+    for token in (3, 6, 9):
+        assert adjust(tenant_id, lease_id, ReservationUse(5, 5, 1), token=token)
+    assert adjust(other_tenant_id, lease_id, ReservationUse(5, 5, 1), token=8)
+    assert used(periods) == [0, 0, 0]
+    for token in (7, 8):
+        assert adjust(tenant_id, lease_id, ReservationUse(5, 1, 1), token=token)
+    assert used(periods) == [10, 2 * 10**6, 2 * 10**6]
+    assert not reconcile().differences
+
+
 def test_usage_of_a_lease_that_never_existed_changes_nothing() -> None:
-    _, periods = make_periods("acme")
-    assert adjust(10**12, ReservationUse(5, 5, 1))
+    tenant_id, periods = make_periods("acme")
+    assert adjust(tenant_id, 10**12, ReservationUse(5, 5, 1))
     assert used(periods) == [0, 0, 0]
 
 
@@ -147,7 +163,7 @@ def test_a_correction_at_the_time_of_folding_is_counted_once() -> None:
 
     def correct() -> None:
         for lease_id in leases:
-            adjust(lease_id, ReservationUse(10**6, 1, 1))
+            adjust(tenant_id, lease_id, ReservationUse(10**6, 1, 1))
         connection.close()
 
     def fold() -> None:
@@ -203,7 +219,7 @@ def test_a_tenant_reads_only_its_own_sums() -> None:
 def test_the_reconciler_corrects_a_budget_period_by_its_sums() -> None:
     tenant_id, periods = make_periods("acme")
     lease_id = make_lease(tenant_id, periods)
-    adjust(lease_id, ReservationUse(7 * 10**6, 3, 1))
+    adjust(tenant_id, lease_id, ReservationUse(7 * 10**6, 3, 1))
     fold_leases(NOW)
     assert not reconcile().differences
     run("UPDATE billing_budgetperiod SET used = used + 5 WHERE unit = 'tokens'")

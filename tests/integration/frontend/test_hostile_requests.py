@@ -120,7 +120,7 @@ def test_no_value_of_a_parameter_or_field_is_an_internal_error(
                 walker.attack(method, path, names, QUICK[(number + first) % len(QUICK)], is_json=route.is_api)
         for hostile in with_hostile_argument(route, world, number + first):
             walker.send("GET", hostile, is_json=False)
-    walker.check(at_least=250)
+    walker.check(at_least=400)
 
 
 @pytest.mark.slow

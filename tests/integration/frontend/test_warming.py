@@ -16,7 +16,7 @@ from tenants import actions
 from tenants.actions import Conflict
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope
-from tenants.jobs import run_jobs
+from tenants.jobs import MAX_OPEN, run_jobs
 from tenants.models import Tenant, TenantJob
 from tests.support.answer_caches.cache_warming import NANO, Asker, current, enable_warming, make_prices
 from tests.support.request_log.records import record
@@ -171,6 +171,16 @@ def test_a_job_that_fails_says_why(client, acme, monkeypatch):
     assert "Failed" in page and "The file quota is used up." in page
 
 
+def test_without_a_job_the_budget_stays_as_it_was(client, acme):
+    with tenant_scope(acme):
+        for _ in range(MAX_OPEN):
+            TenantJob.objects.create(tenant=acme, kind="tests.none", permission="tenant.read", actor={})
+    response = client.post(f"{URL}run", {"prompt": "0" * 32, "when": "now", "budget": "5"})
+    assert response.status_code == 422
+    assert "jobs are unfinished" in response.content.decode()
+    assert current(acme).cache_warming_nano == NANO
+
+
 def test_past_runs_show_hits_and_money_saved(client, acme):
     now = datetime.now(UTC)
     assert "No runs in the last 30 days." in read(client)
@@ -234,6 +244,14 @@ def test_other_roles_read_and_warm_nothing(acme, asker, role):
     assert client.post(f"{URL}run", {"when": "nightly", "budget": "5"}).status_code == 403
     assert client.post(f"{URL}search").status_code == 403
     assert (current(acme).cache_warming_nano, of(TenantJob, acme)) == (NANO, [])
+
+
+def test_only_those_who_may_warm_see_the_jobs(client, acme):
+    client.post(f"{URL}search")
+    assert "Search of stored prompts" in read(client)
+    developer = by_role(acme, "developer")
+    assert "Search of stored prompts" not in read(developer)
+    assert developer.get(f"{URL}panels/jobs").status_code == 404
 
 
 def test_other_tenants_see_nothing(client, acme, asker):

@@ -358,12 +358,13 @@ async def test_an_answer_that_may_not_be_kept_is_not_stored(
 
 async def test_the_flight_of_a_rejected_request_ends(client: AnswerCacheClient) -> None:
     """The next equal request must not wait for a request that was rejected."""
-    registry = client.gate.dispatcher.replicas
-    replicas, registry._replicas = registry._replicas, {}
+    client.replica.stall()
+    client.gate.dispatcher.replicas.update({})
     with pytest.raises(ApiError) as exc_info:
         await client.begin()
     assert exc_info.value.code == "model_loading"
-    registry._replicas = replicas
+    client.replica.resume()
+    await eventually_async(lambda: serving(client.gate, "a"))
     again = await client.begin()
     assert client.layer(again) == ""
     await client.answer_of_run(again)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 import pytest
@@ -23,8 +24,9 @@ from tests.support.billing.usage_events import make_event
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("table")]
 
 
-def event(number: int) -> ExecutionUsage:
-    return make_event(request_id=f"req_{number}", admitted_at=time.time_ns() // 1000 - 600_000_000 + number)
+def event(number: int, **changes: Any) -> ExecutionUsage:
+    at = time.time_ns() // 1000 - 600_000_000 + number
+    return make_event(request_id=f"req_{number}", admitted_at=at, **changes)
 
 
 @pytest.fixture
@@ -85,6 +87,16 @@ def test_reports_of_another_version_are_skipped(broker: redis.Redis, report: Cal
     broker.hset(UNSETTLED_KEY, "other", msgspec.msgpack.encode(["unknown"]))
     report(event(0))
     assert [issue.subject for issue in issues()] == ["journal"]
+
+
+def test_usage_in_quarantine_is_listed_only_there(broker: redis.Redis, report: Callable[..., None]) -> None:
+    refused = event(0, block_size=-1)
+    report(refused)
+    assert len(issues()) == 1
+    settle_events(refused)
+    assert issues() == []
+    tasks.run_health_checks()
+    assert not broker.exists(UNSETTLED_KEY)
 
 
 def test_usage_of_archived_months_is_settled(report: Callable[..., None]) -> None:

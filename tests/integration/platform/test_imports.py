@@ -25,12 +25,14 @@ ENGINE_MAY = {
     "inference_worker.checkpoints",
 }
 BILLING_MAY = {
+    "inference_worker.contract.host",
     "inference_worker.contract.journal",
     "inference_worker.contract.messages",
     "inference_worker.contract.readiness",
     "inference_worker.contract.request",
     "inference_worker.contract.script_files",
     "inference_worker.contract.texts",
+    "inference_worker.contract.unsettled_usage",
     "inference_worker.contract.valkey",
 }
 TENANTS_MAY = BILLING_MAY | {

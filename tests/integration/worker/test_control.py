@@ -221,7 +221,7 @@ def test_unsettled_usage_is_reported_and_remains_after_the_process(
     events = [make_usage(make_job("req_1")), make_usage(make_job("req_2"))]
 
     def unsettled() -> UnsettledUsage | None:
-        return describe_unsettled(events, "m-0", "far", "m-0.1f")
+        return describe_unsettled(tuple(events), "m-0", "far", "m-0.1f")
 
     control = Control(broker, "m-0.1f", engine, heartbeats, SUPPORT, unsettled=unsettled, journal_id="journal")
     eventually(lambda: broker.hexists(UNSETTLED_KEY, "journal"))

@@ -375,10 +375,23 @@ def test_the_journal_is_trimmed_by_the_settlers_acknowledgement(
     ((_, entries),) = broker.xreadgroup(USAGE_GROUP, "s", {USAGE_STREAM: ">"})
     time.sleep(0.3)
     assert len(journal.open_events()) == 1  # delivered to the settler is not settled
-    assert [event.billing_context.request_id for event in publisher.unsettled] == ["req_1"]
+    eventually(lambda: [event.billing_context.request_id for event in publisher.unsettled] == ["req_1"])
     broker.xack(USAGE_STREAM, USAGE_GROUP, entries[0][0])
     eventually(lambda: not journal.open_events())
     eventually(lambda: not publisher.unsettled)
+    publisher.close()
+
+
+def test_usage_that_the_operator_pays_is_not_reported_as_unsettled(broker: redis.Redis, tmp_path: Path) -> None:
+    job = make_job()
+    context = msgspec.structs.replace(job.billing_context, is_operator_paid=True)
+    usage = make_usage(msgspec.structs.replace(job, billing_context=context))
+    journal = Journal(tmp_path / "journal")
+    journal.append([usage])
+    journal.confirm(execution_key(usage), "1-1")
+    publisher = new_publisher(broker, journal)
+    assert len(journal.open_events()) == 1
+    assert not publisher.unsettled
     publisher.close()
 
 

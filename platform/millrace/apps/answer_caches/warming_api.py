@@ -109,7 +109,7 @@ class CacheWarmingRunCreateSerializer(StrictSerializer):
     fingerprints = serializers.ListField(
         child=serializers.RegexField(r"^[0-9a-f]{32}$"),
         required=False,
-        allow_empty=False,
+        min_length=1,
         max_length=MAX_PROMPTS,
         help_text="Only these candidates, whatever they save; default: the run chooses.",
     )

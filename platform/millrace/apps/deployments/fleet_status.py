@@ -193,7 +193,8 @@ def _replicas(
         wish = cordons.get(worker_of(replica_id).encode(), b"")
         worker = workers.get(process_of(replica_id))
         host, started_at = (worker.host, worker.started_at) if worker else ("", None)
-        metrics = read_metrics(payload) or beat.metrics
+        # Those of an unloaded engine remain in Valkey for a minute.
+        metrics = None if beat.machine is None else read_metrics(payload) or beat.metrics
         found.append(ReplicaStatus(replica_id, _state(beat, age, wish), beat, age, host, started_at, metrics))
     return tuple(found)
 
@@ -244,9 +245,8 @@ def _find_left_usage(broker: redis.Redis, reports: Mapping[bytes, bytes]) -> dic
         try:
             found[journal_id.decode()] = decode_unsettled(payload)
         except msgspec.MsgspecError:
-            log.warning(
-                "unsettled_usage_unreadable", journal_id=journal_id.decode()
-            )  # another version, during a deployment
+            # Another version, during a deployment.
+            log.warning("unsettled_usage_unreadable", journal_id=journal_id.decode())
     with broker.pipeline(transaction=False) as pipe:
         for report in found.values():
             pipe.pttl(beat_key(report.process_id))

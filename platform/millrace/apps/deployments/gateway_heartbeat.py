@@ -42,9 +42,7 @@ class GatewayHeartbeat(msgspec.Struct, frozen=True):
     waiting: tuple[QueueDepth, ...] = ()
     hit_rates: tuple[HitRate, ...] = ()
     failures: dict[str, str] = {}  # deployments whose model bundle the gateway cannot load, each with the reason
-    host: HostReport | None = (
-        None  # state of the gateway's machine; None: it is not known yet, or of an earlier release
-    )
+    host: HostReport | None = None  # state of the gateway's machine; None: unknown yet, or an earlier release
 
 
 decode_gateway_heartbeat = msgspec.msgpack.Decoder(GatewayHeartbeat).decode

@@ -14,6 +14,7 @@ from millrace.environment.disk_reserve import watched_directories
 from millrace.environment.host_reports import HostReport, report_host
 
 MANY_RESTARTS = 3  # recent restarts of a running process
+MAX_PROCESS_NAME = 60  # characters of the name in a subject, which also has a host and at most 128 characters
 
 
 def find_hosts(board: FleetStatus | None) -> list[HostReport]:
@@ -56,7 +57,7 @@ def _check_processes(host: HostReport) -> Iterator[HealthIssue]:
             continue
         yield HealthIssue(
             IssueType.PROCESS,
-            f"{process.name} on {host.name}",
+            f"{process.name[:MAX_PROCESS_NAME]} on {host.name}",
             urgent=not process.running,
             title=Text("%(name)s on %(host)s: %(state)s", name=process.name, host=host.name, state=process.describe()),
             todo=Text(

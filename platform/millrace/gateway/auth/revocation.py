@@ -175,12 +175,12 @@ class ChangeFeedReader:
         used = dict(self._keys.used)
         if not used:
             return
+        times = [datetime.fromtimestamp(used_at, UTC) for used_at in used.values()]
         try:
-            async with self._database.connection(timeout=POLL_TIMEOUT_SECONDS) as connection:
-                times = [datetime.fromtimestamp(used_at, UTC) for used_at in used.values()]
+            async with asyncio.timeout(POLL_TIMEOUT_SECONDS), self._database.connection() as connection:
                 await connection.execute(change_feed.RECORD_USAGE, [list(used), times])
-        except (psycopg.Error, PoolTimeout) as exc:
-            log.warning("key_use_write_failed", keys=len(used), error=str(exc))
+        except (psycopg.Error, PoolTimeout, TimeoutError, OSError) as exc:
+            log.warning("key_use_write_failed", keys=len(used), error=str(exc) or type(exc).__name__)
             return
         self._keys.used = {key_id: at for key_id, at in self._keys.used.items() if used.get(key_id) != at}
 

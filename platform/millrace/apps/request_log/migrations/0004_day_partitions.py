@@ -1,6 +1,6 @@
 """Partition the records of requests by UTC day, on live data.
 
-The table becomes the first partition, without a copy. A constraint proves that it has no record of the days after. It is
+The table becomes the first partition, without a copy. A constraint proves that it has no record of later days. It is
 validated while records are written. Then only catalogs change, in one short transaction. If another transaction keeps
 that one from its locks for `LOCK_TIMEOUT`, the migration fails, and can be run again at any time.
 """
