@@ -86,7 +86,7 @@ WITH adjusted AS (
         {_TOKENS} + coalesce(a.tokens, 0) END AS tokens
     FROM billing_usageevent e LEFT JOIN adjusted a USING (admitted_at, request_id, execution)
     JOIN billing_budgetlease s ON s.id = e.lease_id AND s.tenant_id = e.tenant_id
-        AND s.fencing_token - e.fencing_token IN (0, 1)  -- otherwise it is another lease: see billing_adjust
+        AND s.fencing_token - coalesce(e.fencing_token, 0) IN (0, 1)  -- otherwise another lease: see billing_adjust
     WHERE e.admitted_at > %(admitted)s
         AND (%(ids)s::bigint[] IS NULL OR e.lease_id = ANY(%(ids)s::bigint[]))
 ), sums AS (

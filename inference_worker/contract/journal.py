@@ -227,8 +227,11 @@ class Journal:
             with contextlib.suppress(FileNotFoundError):  # it was deleted by hand
                 data = segment.path.read_bytes()
                 for event in (decode_usage(payload) for record_type, payload in _records(data) if record_type == b"U"):
-                    if (key := execution_key(event)) in keys:
+                    key = execution_key(event)
+                    if key in keys:
                         segment.reopen(key, event)
+                    elif key in segment.events:
+                        segment.events[key] = segment.events.pop(key)  # keeps the order of the file
 
     def open_events(self) -> list[tuple[ExecutionUsage, str | None]]:
         """Return the events that are not known to be settled, oldest first, with their stream ids if the broker has

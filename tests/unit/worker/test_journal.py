@@ -317,6 +317,19 @@ def test_only_events_of_the_retention_time_are_read_again(
     journal.close()
 
 
+def test_events_that_are_read_again_keep_their_order(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "SEGMENT_BYTES", 1 << 16)
+    journal, settled = settled_journal(tmp_path, 1)
+    unsettled = make_usage(make_job("req_unsettled"))
+    journal.append([unsettled])
+    assert len(journal.segments) == 1
+    journal.reopen_settled()
+    assert [event for event, _ in journal.open_events()] == [*settled, unsettled]
+    journal.close()
+
+
 def test_an_event_that_was_sent_again_is_open_after_a_restart(tmp_path: Path, clock: Clock) -> None:
     journal, events = settled_journal(tmp_path)
     assert reopened(journal) == events
