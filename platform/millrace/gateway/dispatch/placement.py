@@ -289,7 +289,7 @@ def _hash_prefixes(job: InferenceJob) -> list[bytes]:
     Requests of one conversation share the hashes of all prefixes that they have. Those of the longer ones differ
     between conversations with one system prompt.
     """
-    points = []
+    points: list[bytes] = []
     if not job.input_lengths:  # encoders have no cached prefix
         tokens, prefix = job.prompt_token_ids, hashlib.blake2b(key=job.cache_salt, digest_size=POINT_BYTES)
         start, end = 0, AFFINITY_TOKENS
