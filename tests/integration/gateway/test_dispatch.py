@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from typing import Any
 
 import msgspec
 import pytest
@@ -84,7 +85,8 @@ async def both_serve(dispatcher: Dispatcher) -> bool:
 
 
 async def stored(broker: redis.Redis, request_id: str) -> InferenceJob:
-    return decode_job(await broker.hget(claim_key(request_id, 0), "job"))  # type: ignore[misc]
+    payload: Any = await broker.hget(claim_key(request_id, 0), "job")
+    return decode_job(payload)
 
 
 async def test_without_a_replica_a_request_is_rejected_early(dispatcher: Dispatcher) -> None:
@@ -99,7 +101,7 @@ async def test_a_request_returned_by_a_draining_worker_is_sent_again(
 ) -> None:
     generation = await send(dispatcher, make_job())
     await replica.claim("req_1")
-    await broker.eval(claims.ABANDON, 1, claim_key("req_1", 0), 1, "r1")  # type: ignore[misc]
+    await broker.eval(claims.ABANDON, 1, claim_key("req_1", 0), 1, "r1")
     before = await wakeups(broker)
     await replica.send(Released("req_1", 2))
 
@@ -119,8 +121,8 @@ async def test_lost_messages_are_read_from_the_claim(
     claimed = await send(dispatcher, make_job("req_1"))
     handed_back = await send(dispatcher, make_job("req_2"))
     for name in ("req_1", "req_2"):
-        await broker.eval(claims.CLAIM, 1, claim_key(name, 0), 1, "r1")  # type: ignore[misc]
-    await broker.eval(claims.ABANDON, 1, claim_key("req_2", 0), 1, "r1")  # type: ignore[misc]
+        await broker.eval(claims.CLAIM, 1, claim_key(name, 0), 1, "r1")
+    await broker.eval(claims.ABANDON, 1, claim_key("req_2", 0), 1, "r1")
 
     async def caught_up() -> bool:
         return claimed.owner == "r1" and handed_back.attempt == 2
@@ -158,7 +160,7 @@ async def test_an_unclaimed_request_is_rejected_after_the_timeout(broker: redis.
     failed = await next_event(generation)
     assert isinstance(failed, Failed)
     assert failed.code == "server_is_overloaded"
-    assert await broker.hget(claim_key("req_1", 0), "state") == b"cancelled"  # type: ignore[misc]
+    assert await broker.hget(claim_key("req_1", 0), "state") == b"cancelled"
 
 
 async def test_a_cancel_reaches_the_worker(broker: redis.Redis, dispatcher: Dispatcher, replica: Replica) -> None:
@@ -194,7 +196,7 @@ async def test_a_claim_that_the_broker_lost_is_written_again(
     await broker.delete(claim_key("req_1", 0))
 
     async def back() -> bool:
-        return await broker.hget(claim_key("req_1", 0), "attempt") == b"2"  # type: ignore[misc]
+        return await broker.hget(claim_key("req_1", 0), "attempt") == b"2"
 
     await eventually_async(back)
     assert generation.attempt == 2

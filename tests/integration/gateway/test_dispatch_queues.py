@@ -109,7 +109,7 @@ async def test_a_request_cancelled_in_the_queue_never_runs(broker: redis.Redis, 
 
     await eventually_async(next_went)
     assert await broker.exists(claim_key("full_9", 0)) == 0
-    assert await broker.hget(claim_key("full_0", 0), "state") == b"cancelled"  # type: ignore[misc]
+    assert await broker.hget(claim_key("full_0", 0), "state") == b"cancelled"
 
 
 async def test_batch_requests_use_idle_capacity_only(dispatcher: Dispatcher, replica: Replica) -> None:
@@ -135,7 +135,7 @@ async def test_batch_requests_use_idle_capacity_only(dispatcher: Dispatcher, rep
 
 @pytest.mark.usefixtures("replica")
 async def test_gateways_report_their_queues(broker: redis.Redis, dispatcher: Dispatcher) -> None:
-    await broker.hset(CORDONS_KEY, "r1", "cordon")  # type: ignore[misc]
+    await broker.hset(CORDONS_KEY, "r1", "cordon")
     await send(dispatcher, make_job())
 
     async def is_reported() -> bool:
@@ -144,5 +144,5 @@ async def test_gateways_report_their_queues(broker: redis.Redis, dispatcher: Dis
         return presence is not None and [(w.model, w.requests) for w in presence.waiting] == [("m", 1)]
 
     await eventually_async(is_reported)
-    assert await broker.smembers(GATEWAYS_KEY) == {GATEWAY.encode()}  # type: ignore[misc]
+    assert await broker.smembers(GATEWAYS_KEY) == {GATEWAY.encode()}
     assert 0 < await broker.pttl(gateway_heartbeat_key(GATEWAY)) <= 5000

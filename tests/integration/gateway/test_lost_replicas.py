@@ -83,8 +83,8 @@ async def test_an_end_written_before_the_death_counts(
     await replica.send(Tokens("req_1", 1, 0, [5], "Hi"))
     await next_event(generation)
     end = End("req_1", 1, 1, "stop", None, TokenCounts(2, output=1))
-    await broker.rpush(event_log_key("req_1", 1), encode(end))  # type: ignore[misc]
-    await broker.hset(claim_key("req_1", 0), "state", "done")  # type: ignore[misc]
+    await broker.rpush(event_log_key("req_1", 1), encode(end))
+    await broker.hset(claim_key("req_1", 0), "state", "done")
     replica.kill()
     assert await next_event(generation) == end
     assert await outcomes(broker) == []
@@ -146,7 +146,7 @@ async def finish(broker: redis.Redis, replica: str, request_id: str, attempt: in
     end = End(request_id, attempt, 9, "stop", None, usage)
     keys = [claim_key(request_id, 0), USAGE_STREAM, gateway_stream(GATEWAY), event_log_key(request_id, attempt)]
     args = [attempt, encode(event), encode([end]), 60, encode(end)]
-    return await broker.eval(claims.FINISH, 4, *keys, *args) is not None  # type: ignore[misc]
+    return await broker.eval(claims.FINISH, 4, *keys, *args) is not None
 
 
 @pytest.mark.usefixtures("soon_suspected")
@@ -296,7 +296,7 @@ async def test_requests_waiting_for_a_cordoned_replica_move_to_another(
 ) -> None:
     generation = await send(dispatcher, make_job())
     assert generation.target == "r1"
-    await broker.hset(CORDONS_KEY, "r1", "cordon")  # type: ignore[misc]
+    await broker.hset(CORDONS_KEY, "r1", "cordon")
     await eventually_async(lambda: queued(generation))
     other = Replica(broker, "r2")
     await eventually_async(lambda: sent_to(generation, "r2"))

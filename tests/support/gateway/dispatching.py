@@ -70,7 +70,7 @@ async def next_event(generation: Execution) -> Tokens | End | Failed:
 
 
 async def wakeups(broker: redis.Redis, replica: str = "r1") -> int:
-    tasks, others = await broker.llen(replica_queue_key(replica)), await broker.llen(wakeups_key(replica))  # type: ignore[misc]
+    tasks, others = await broker.llen(replica_queue_key(replica)), await broker.llen(wakeups_key(replica))
     return int(tasks + others)
 
 
