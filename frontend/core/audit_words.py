@@ -68,6 +68,7 @@ OBJECTS = {
     "tax_rule": _lazy("Tax rule"),
     "tenant": _lazy("Organization"),
     "top_up": _lazy("Top-up"),
+    "unsettled_usage": _lazy("Unsettled usage"),
     "user": _lazy("User"),
     "webhook": _lazy("Webhook"),
     "worker": _lazy("Worker"),

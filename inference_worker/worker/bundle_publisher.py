@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -25,13 +24,13 @@ from inference_worker.contract.model_bundles import (
     sign_manifest,
 )
 from inference_worker.contract.settings import ModelSpec
+from inference_worker.worker.periodic_thread import PeriodicThread
 from inference_worker.worker.reconciler import FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS
 from inference_worker.worker.replica import LocalReplica
 
 log = structlog.get_logger(__name__)
 
 RENEW_SECONDS = 5.0
-CLOSING_SECONDS = 5.0
 
 
 class _PublishedBundle(NamedTuple):
@@ -65,19 +64,17 @@ class BundlePublisher:
         self._find_directory = find_directory
         self._on_demand = on_demand
         self._published: dict[str, _PublishedBundle] = {}  # by deployment key
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="bundles", daemon=True)
+        self._is_first_step = True
+        self._renew_at = 0.0  # monotonic time
+        self._thread = PeriodicThread("bundles", self._step, HEARTBEAT_SECONDS)
 
     def start(self) -> None:
         """Start the thread, unless it was started before."""
-        if self._thread.ident is None:
-            self._thread.start()
+        self._thread.start()
 
     def close(self) -> None:
         """Stop the thread. The bundles remain in Valkey until they expire."""
-        self._closing.set()
-        if self._thread.is_alive():
-            self._thread.join(CLOSING_SECONDS)
+        self._thread.close()
 
     def publish(self, key: str, directory: Path) -> str:
         """Publish the bundle of a deployment, and return its SHA-256. If Valkey is unreachable, the thread repeats it.
@@ -176,18 +173,11 @@ class BundlePublisher:
             except Exception as exc:  # noqa: BLE001 - the model that is loaded must not be affected
                 log.warning("bundle_unpublished", model=spec.name, error=str(exc))
 
-    def _run(self) -> None:
-        self._publish_first()
-        renew_at = 0.0
-        while True:
-            try:
-                self.publish_on_demand()
-                if time.monotonic() >= renew_at:
-                    self.renew()
-                    renew_at = time.monotonic() + RENEW_SECONDS
-            except redis.RedisError as exc:
-                log.warning("broker_unreachable", error=str(exc))
-            except Exception:  # the replicas that serve must not be affected
-                log.exception("bundle_renewal_failed")
-            if self._closing.wait(HEARTBEAT_SECONDS):
-                return
+    def _step(self) -> None:
+        if self._is_first_step:
+            self._is_first_step = False
+            self._publish_first()
+        self.publish_on_demand()
+        if time.monotonic() >= self._renew_at:
+            self.renew()
+            self._renew_at = time.monotonic() + RENEW_SECONDS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
@@ -24,11 +23,11 @@ from inference_worker.contract.credentials import (
 from inference_worker.contract.messages import WORK_CHANNEL
 from inference_worker.contract.settings import ModelSpec
 from inference_worker.contract.upstreams import UpstreamEngine
+from inference_worker.worker.periodic_thread import PeriodicThread
 
 log = structlog.get_logger(__name__)
 
 POLL_SECONDS = 0.5
-CLOSING_SECONDS = 5.0
 
 
 class MissingCredential(LookupError):
@@ -70,17 +69,14 @@ class CredentialStore:
         self._payload: bytes | None = None
         self._contents = SealedContents({})
         self._is_published = False
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="credentials", daemon=True)
+        self._thread = PeriodicThread("credentials", self.synchronize, POLL_SECONDS)
 
     def start(self) -> None:
         self._thread.start()
 
     def close(self) -> None:
         """Stop the thread, forget the secrets, and remove the process's public key and box."""
-        self._closing.set()
-        if self._thread.is_alive():
-            self._thread.join(CLOSING_SECONDS)
+        self._thread.close()
         self._contents = SealedContents({})
         try:
             self._withdraw()
@@ -148,14 +144,3 @@ class CredentialStore:
         self._broker.delete(worker_key_name(self._process_id), sealed_credentials_name(self._process_id))
         self._broker.srem(WORKER_KEYS_KEY, self._process_id)
         self._is_published, self._payload = False, None
-
-    def _run(self) -> None:
-        while True:
-            try:
-                self.synchronize()
-            except redis.RedisError as exc:
-                log.warning("broker_unreachable", error=str(exc))
-            except Exception:  # the replicas that serve must not be affected
-                log.exception("credentials_failed")
-            if self._closing.wait(POLL_SECONDS):
-                return

@@ -12,7 +12,6 @@ an error.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,11 +23,11 @@ import structlog
 from inference_worker.contract.host import host_name
 from inference_worker.contract.messages import HEARTBEAT_SECONDS, REPLICA_LOST_SECONDS
 from inference_worker.contract.script_files import read_script
+from inference_worker.worker.periodic_thread import PeriodicThread
 
 log = structlog.get_logger(__name__)
 
 LEASE_SECONDS = REPLICA_LOST_SECONDS  # gateways then treat the replicas of a silent process as lost
-CLOSING_SECONDS = 5.0
 _LUA = Path(__file__).parent / "lua"
 HOLD_NAME = read_script(_LUA / "hold_name.lua")
 LEAVE_NAME = read_script(_LUA / "leave_name.lua")
@@ -59,8 +58,7 @@ class NameLease:
         self._on_lost: Callable[[], None] = lambda: None
         self._hold_script = broker.register_script(HOLD_NAME)
         self._leave_script = broker.register_script(LEAVE_NAME)
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="name-lease", daemon=True)
+        self._thread = PeriodicThread("name-lease", self._renew, HEARTBEAT_SECONDS, waits_first=True)
 
     def take(self, journal_id: str, on_lost: Callable[[], None]) -> None:
         """Take the lease, and renew it from now on. If Valkey cannot be reached, it is taken later.
@@ -94,9 +92,7 @@ class NameLease:
 
     def release(self) -> None:
         """Stop renewing, and end the lease."""
-        self._closing.set()
-        if self._thread.is_alive():
-            self._thread.join(CLOSING_SECONDS)
+        self._thread.close()
         self._leave(is_end=True)
 
     def _leave(self, *, is_end: bool) -> None:
@@ -123,18 +119,14 @@ class NameLease:
         )
         return NameHolder(reply[0].decode(), reply[1].decode(), int(reply[2])) if reply else None
 
-    def _run(self) -> None:
-        while not self._closing.wait(HEARTBEAT_SECONDS):
-            try:
-                holder = self._hold(is_start=False)
-            except redis.RedisError as exc:
-                log.warning("broker_unreachable", error=str(exc))
-                continue
-            if holder is not None:
-                if not self._is_leaving:
-                    log.error("worker_name_lost", name=self._name, host=holder.host, process=holder.process)
-                    self._on_lost()
-                return
+    def _renew(self) -> None:
+        holder = self._hold(is_start=False)
+        if holder is None:
+            return
+        self._thread.stop()
+        if not self._is_leaving:
+            log.error("worker_name_lost", name=self._name, host=holder.host, process=holder.process)
+            self._on_lost()
 
 
 def describe_conflict(name: str, holder: str) -> str:

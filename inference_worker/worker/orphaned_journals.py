@@ -6,7 +6,6 @@ so a worker that returns under its name waits for at most one step (Journal's `w
 
 from __future__ import annotations
 
-import threading
 import time
 from pathlib import Path
 
@@ -18,12 +17,12 @@ from inference_worker.contract import valkey
 from inference_worker.contract.exits import report_stored_exit
 from inference_worker.contract.journal import Journal, JournalBusyError
 from inference_worker.worker.journal_replay import JournalReplay
+from inference_worker.worker.periodic_thread import PeriodicThread
 
 log = structlog.get_logger(__name__)
 
 STEP_SECONDS = 10.0
 RETAINED_STEP_SECONDS = 60.0  # for a journal without unsettled events, which is kept for the retention time
-CLOSING_SECONDS = 5.0
 
 
 class OrphanedJournals:
@@ -45,16 +44,13 @@ class OrphanedJournals:
         self._replays: dict[Path, JournalReplay] = {}
         self._unreadable: set[Path] = set()  # journals that another version wrote, or that are damaged
         self._next_steps: dict[Path, float] = {}  # monotonic times, of journals without unsettled events
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="orphaned-journals", daemon=True)
+        self._thread = PeriodicThread("orphaned-journals", self.step, STEP_SECONDS)
 
     def start(self) -> None:
         self._thread.start()
 
     def close(self) -> None:
-        self._closing.set()
-        if self._thread.is_alive():
-            self._thread.join(CLOSING_SECONDS)
+        self._thread.close()
         self._broker.close()
 
     def step(self) -> None:
@@ -77,6 +73,8 @@ class OrphanedJournals:
                 continue
             try:
                 self._settle(directory, journal)
+            except OSError as exc:
+                log.warning("journal_unavailable", journal=directory.name, error=str(exc))
             finally:
                 journal.close()
 
@@ -103,14 +101,3 @@ class OrphanedJournals:
             log.info("orphaned_journal_settled", journal=directory.name)
         elif not journal.open_events():
             self._next_steps[directory] = time.monotonic() + RETAINED_STEP_SECONDS
-
-    def _run(self) -> None:
-        while True:
-            try:
-                self.step()
-            except (redis.RedisError, OSError) as exc:
-                log.warning("broker_or_journal_unavailable", error=str(exc))
-            except Exception:  # the worker's own executions must not be affected
-                log.exception("orphaned_journals_failed")
-            if self._closing.wait(STEP_SECONDS):
-                return

@@ -48,6 +48,7 @@ from inference_worker.contract.process_memory import release_code
 from inference_worker.contract.script_files import read_script
 from inference_worker.contract.settings import ModelSpec
 from inference_worker.worker.memory import free_memory
+from inference_worker.worker.periodic_thread import PeriodicThread
 from inference_worker.worker.replica import LocalReplica
 
 log = structlog.get_logger(__name__)
@@ -57,7 +58,6 @@ DRAINED_SECONDS = 2.0  # from draining to the unload, so that gateways have seen
 FIRST_RETRY_SECONDS = 15.0  # after a failed load; doubles with each failure
 MAX_RETRY_SECONDS = 600.0
 SLOT_DELAY_SECONDS = 1.0  # a free slot is taken after this time for each replica of the worker
-CLOSING_SECONDS = 5.0
 
 _LUA = Path(__file__).parent / "lua"
 TAKE_SLOTS = read_script(_LUA / "take_slots.lua")
@@ -101,9 +101,8 @@ class Reconciler:
         self._free_since: dict[str, float] = {}  # slot -> since when it has no worker
         self._take_slots = broker.register_script(TAKE_SLOTS)
         self._free_slots = broker.register_script(FREE_SLOTS)
-        self._closing = threading.Event()
         self._loaders: dict[str, threading.Thread] = {}  # by replica
-        self._thread = threading.Thread(target=self._run, name="reconciler", daemon=True)
+        self._thread = PeriodicThread("reconciler", self.reconcile, HEARTBEAT_SECONDS, waits_first=True)
 
     @property
     def replicas(self) -> tuple[LocalReplica, ...]:
@@ -118,18 +117,7 @@ class Reconciler:
 
     def close(self) -> None:
         """Stop reconciling. Engines stay as they are."""
-        self._closing.set()
-        if self._thread.is_alive():
-            self._thread.join(CLOSING_SECONDS)
-
-    def _run(self) -> None:
-        while not self._closing.wait(HEARTBEAT_SECONDS):
-            try:
-                self.reconcile()
-            except redis.RedisError as exc:
-                log.warning("broker_unreachable", error=str(exc))
-            except Exception:  # the replicas that serve must not be affected
-                log.exception("reconciliation_failed")
+        self._thread.close()
 
     def reconcile(self) -> None:
         """Compare the replicas with the wanted deployments, and start what is missing."""

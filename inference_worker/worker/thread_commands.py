@@ -6,7 +6,9 @@ connection before each call, and process each reply in several calls.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import hiredis
@@ -16,16 +18,22 @@ from redis.exceptions import InvalidResponse
 from inference_worker.contract.command_connection import Command
 
 CHUNK_BYTES = 2**16  # written or read in one system call, for which the connection's timeout applies
+PING = hiredis.pack_command(("PING",))
 _INCOMPLETE = object()
 
 
 class ThreadCommands:
-    """A connection that is opened at its first use, and again after a failure. Only one thread may use it."""
+    """A connection that is opened at its first use, and again after a failure. Only one thread may use it.
+
+    A connection that was idle for the client's health check interval is checked before its next use. A network device
+    may have dropped it: its commands would then be lost, and only the timeout of their replies would report it.
+    """
 
     def __init__(self, broker: redis.Redis) -> None:
         """Create a connection with the options of `broker`."""
         self._connection: Any = broker.connection_pool.make_connection()
         self._reader = hiredis.Reader()
+        self._check_at = 0.0  # on the monotonic clock
 
     def exchange(self, commands: Sequence[Command]) -> list[Any]:
         """Send the commands together, and return their replies. Errors of commands are among them.
@@ -38,6 +46,7 @@ class ThreadCommands:
         if not commands:
             return []
         packed = b"".join([hiredis.pack_command(tuple(command)) for command in commands])
+        self._check_idle()
         was_open = self._connection.is_connected
         try:
             return self._send(packed, len(commands))
@@ -49,6 +58,13 @@ class ThreadCommands:
     def close(self) -> None:
         """Close the connection. A later call opens it again."""
         self._connection.disconnect()
+
+    def _check_idle(self) -> None:
+        """Close an idle connection to which Valkey does not respond."""
+        connection = self._connection
+        if connection.is_connected and connection.health_check_interval and time.monotonic() >= self._check_at:
+            with suppress(redis.RedisError):
+                self._send(PING, 1)
 
     def _send(self, packed: bytes, count: int) -> list[Any]:
         connection = self._connection
@@ -76,6 +92,7 @@ class ThreadCommands:
             if isinstance(exc, OSError):
                 raise redis.ConnectionError(f"The connection to Valkey was lost: {exc}") from exc
             raise
+        self._check_at = time.monotonic() + connection.health_check_interval
         return replies
 
     def _open(self) -> None:

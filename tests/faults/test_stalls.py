@@ -153,7 +153,7 @@ def claimed_without_tokens(broker: redis.Redis, worker: str) -> set[str]:
     return found
 
 
-@pytest.mark.extended  # with a replica of the test: tests/integration/gateway/test_dispatch.py
+@pytest.mark.extended  # with a replica of the test: tests/integration/gateway/test_lost_replicas.py
 @pytest.mark.usefixtures("second_worker")
 def test_waiting_requests_move_from_a_stopped_worker_and_are_billed_once(stack: Stack, broker: redis.Redis) -> None:
     first = stack.worker_name

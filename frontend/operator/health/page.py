@@ -15,6 +15,7 @@ from billing.models import Reconciliation, UsageQuarantine
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import duration, exact
 from frontend.core.page_context import PageContext
+from inference_worker.contract.unsettled_usage import UnsettledUsage
 from millrace.apps.deployments.fleet_status import FleetStatus, ReplicaState, read_fleet_status
 from millrace.apps.deployments.served_deployments import served_specs
 from millrace.apps.health import health_checks
@@ -110,6 +111,12 @@ def _describe_subject(difference: dict[str, Any]) -> str:
 def quarantine(ctx: PageContext) -> dict[str, Any]:
     waiting = UsageQuarantine.objects.filter(resolved_at__isnull=True)
     return {"rows": list(waiting.order_by("-received_at")[:MAX_ROWS]), "number": waiting.count()}
+
+
+def find_left_usage(journal_id: str) -> UnsettledUsage | None:
+    """Return the last report of a lost worker about its journal; None if there is none, or Valkey is unavailable."""
+    board = _replica_board()
+    return None if board is None else board.left_usage.get(journal_id)
 
 
 def _replica_board() -> FleetStatus | None:

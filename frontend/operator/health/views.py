@@ -1,4 +1,4 @@
-"""Health: the page, its panels, and the actions on messages in quarantine."""
+"""Health: the page, its panels, and the actions on messages in quarantine and on the usage of lost workers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from django import forms
 from django.conf import settings
-from django.http import HttpResponse
+from django.http import Http404, HttpResponse
 from django.urls import path, reverse
 from django.utils.translation import gettext as _
 
@@ -21,6 +21,7 @@ from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
 from frontend.core.screens import ConsoleScreen
 from frontend.operator.health import page
+from millrace.apps.health.left_usage import do_dismiss_left_usage
 
 PANELS = Panels(
     "operator-health-panel",
@@ -74,6 +75,30 @@ def dismiss(ctx: PageContext) -> HttpResponse:
     )
 
 
+@operator_page(methods=FORM, step_up=True)
+def dismiss_usage(ctx: PageContext) -> HttpResponse:
+    journal_id: str = ctx.arguments["journal"]
+    report = page.find_left_usage(journal_id)
+    if report is None:
+        raise Http404
+    back = reverse("operator-health")
+    return form_view(
+        ctx,
+        _("Dismiss the usage of %(worker)s") % {"worker": report.worker},
+        Dismissal(bound_data(ctx)),
+        lambda data: do_dismiss_left_usage(journal_id, data["reason"]),
+        submit=_("Dismiss"),
+        back=back,
+        message=lambda _done: _("Usage dismissed."),
+        breadcrumbs=(Breadcrumb(_("Health"), back),),
+        effect=_(
+            "Health no longer lists this usage, and it is not billed. Dismiss it only if the disk of %(host)s is lost"
+            " permanently. A worker that starts with its data directory after all settles the usage."
+        )
+        % {"host": report.host},
+    )
+
+
 def _show_form(ctx: PageContext, form: forms.Form, submit: str, effect: str, message: str, action: Any) -> HttpResponse:
     pk = ctx.arguments["pk"]
     row = ctx.get(lambda: UsageQuarantine.objects.filter(pk=pk))
@@ -96,5 +121,6 @@ urlpatterns = [
     path("operator/", health, name="operator-health"),
     path("operator/quarantine/<int:pk>/replay", replay, name="operator-health-replay"),
     path("operator/quarantine/<int:pk>/dismiss", dismiss, name="operator-health-dismiss"),
+    path("operator/left-usage/<str:journal>/dismiss", dismiss_usage, name="operator-health-dismiss-usage"),
     PANELS.operator_url("operator/health/"),
 ]

@@ -37,6 +37,15 @@ from tenants.permissions import Permission
 
 HISTORY = timedelta(days=30)
 EXCERPT_LENGTH = 160
+# Why a run has left candidates out, by the names of its result.
+LEFT_OUT: Mapping[str, str] = {
+    "over_budget": _lazy("over the budget"),
+    "cached": _lazy("in the cache already"),
+    "without_key": _lazy("without a usable API key"),
+    "unpriced": _lazy("without a price"),
+    "not_worthwhile": _lazy("not worth their cost"),
+    "unavailable": _lazy("no longer available"),
+}
 CACHES: Mapping[str, str] = {
     WarmedPrompt.Cache.ANSWER: _lazy("Answer"),
     WarmedPrompt.Cache.PREFIX: _lazy("Prefix"),
@@ -160,10 +169,8 @@ def _job_text(job: TenantJob) -> str:
     found = json.loads(job.result)
     if job.kind == search_prompts.name:
         return _("Prompts to search: %(number)s") % {"number": exact(found["undigested"])}
-    return _("Computed ahead: %(prompts)s, over the budget: %(over_budget)s") % {
-        "prompts": exact(found["prompts"]),
-        "over_budget": exact(found["over_budget"]),
-    }
+    left_out = [f"{label}: {exact(found[name])}" for name, label in LEFT_OUT.items() if found.get(name)]
+    return " · ".join([_("Computed ahead: %(prompts)s") % {"prompts": exact(found["prompts"])}, *left_out])
 
 
 def runs(ctx: PageContext) -> dict[str, Any]:

@@ -51,6 +51,10 @@ _RUN = [
     Column("for the prefix cache", "prefixes", number),
     Column("not worth their cost", "not_worthwhile", number),
     Column("over the budget", "over_budget", number),
+    Column("in the cache already", "cached", number),
+    Column("without a usable key", "without_key", number),
+    Column("without a price", "unpriced", number),
+    Column("no longer available", "unavailable", number),
     Column("expected saving", "expected_usd", amount),
     Column("maximum cost", "max_usd", amount),
 ]

@@ -6,7 +6,7 @@ from typing import Any
 
 from millrace.environment.configuration import (
     database_parameters,
-    email_parameters,
+    parse_mail_server,
     platform_settings,
     read_credential_keys,
 )
@@ -212,7 +212,15 @@ OPERATORS_NEED_TOTP = _settings.operators_need_totp
 
 # Email
 
-globals().update(email_parameters(_settings.email_url, _settings.data_dir / "mail"))
+if _settings.email_url:
+    _mail_server = parse_mail_server(_settings.email_url)
+    EMAIL_HOST, EMAIL_PORT = _mail_server.host, _mail_server.port
+    EMAIL_HOST_USER, EMAIL_HOST_PASSWORD = _mail_server.user, _mail_server.password
+    EMAIL_USE_SSL, EMAIL_USE_TLS = _mail_server.has_implicit_tls, _mail_server.has_starttls
+    EMAIL_TIMEOUT = 20
+else:
+    EMAIL_BACKEND = "django.core.mail.backends.filebased.EmailBackend"
+    EMAIL_FILE_PATH = str(_settings.data_dir / "mail")
 DEFAULT_FROM_EMAIL = SERVER_EMAIL = _settings.email_from
 
 # Language and time zone

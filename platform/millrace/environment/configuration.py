@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from inference_worker.contract import env
@@ -423,24 +423,29 @@ def read_credential_keys() -> tuple[str, ...]:
     return keys
 
 
-def email_parameters(url: str, directory: Path) -> dict[str, Any]:
-    """Return Django's settings for sending email."""
-    if not url:
-        return {
-            "EMAIL_BACKEND": "django.core.mail.backends.filebased.EmailBackend",
-            "EMAIL_FILE_PATH": str(directory),
-        }
+class MailServer(NamedTuple):
+    """The server that sends the platform's emails."""
+
+    host: str
+    port: int
+    user: str
+    password: str
+    has_implicit_tls: bool
+    has_starttls: bool
+
+
+def parse_mail_server(url: str) -> MailServer:
+    """Return the mail server of a URL. A login over smtp:// requires STARTTLS."""
     parts = urlsplit(url)
     is_implicit_tls = parts.scheme == "smtps"
-    return {
-        "EMAIL_HOST": parts.hostname,
-        "EMAIL_PORT": parts.port or (465 if is_implicit_tls else 587),
-        "EMAIL_HOST_USER": unquote(parts.username or ""),
-        "EMAIL_HOST_PASSWORD": unquote(parts.password or ""),
-        "EMAIL_USE_SSL": is_implicit_tls,
-        "EMAIL_USE_TLS": not is_implicit_tls and bool(parts.username),
-        "EMAIL_TIMEOUT": 20,
-    }
+    return MailServer(
+        parts.hostname or "",
+        parts.port or (465 if is_implicit_tls else 587),
+        unquote(parts.username or ""),
+        unquote(parts.password or ""),
+        is_implicit_tls,
+        not is_implicit_tls and bool(parts.username),
+    )
 
 
 def database_parameters(url: str) -> dict[str, Any]:

@@ -402,9 +402,9 @@ def test_api(acme: Tenant) -> None:
     assert client.get(f"{response['location']}/result").status_code == 409
     assert run_jobs() == 1
     assert client.get(response["location"]).json()["status"] == "completed"
-    chosen = {"prompts": 0, "prefixes": 0, "not_worthwhile": 0, "over_budget": 0}
+    names = ("prompts", "prefixes", "not_worthwhile", "over_budget", "cached", "without_key", "unpriced", "unavailable")
     assert client.get(f"{response['location']}/result").json() == {
-        **chosen,
+        **dict.fromkeys(names, 0),
         "expected_usd": "0.00",
         "max_usd": "0.00",
     }

@@ -112,6 +112,40 @@ def test_a_run_of_selected_candidates_keeps_to_the_budget(db: None) -> None:
     assert (len(chosen), run.prompts, run.over_budget) == (2, 1, 1)
 
 
+def test_a_run_of_selected_candidates_reports_what_it_leaves_out(db: None) -> None:
+    make_prices()
+    tenant = enable_warming(make_acme(), budget_nano=MAX_COST // FEMTO_A_NANO)
+    asker, other = Asker(tenant), Asker(tenant)
+    for text in ("Within the budget", "Over the budget", "Cached", "Unpriced"):
+        asker.ask_daily(text)
+    other.ask_daily("Of another key")
+    chosen = {row.priced.candidate.fingerprint for row in candidates_of(tenant).rows}
+    assert len(chosen) == 5
+    asker.ask(NOW - timedelta(minutes=1), "Cached")
+    asker.ask(NOW - timedelta(hours=2), "Unpriced", served_model="unpriced")
+    actions.do_revoke_api_key(other.key)
+    digest_history(tenant.pk, NOW)
+    run = do_warm_caches(current(tenant), only={*chosen, bytes(16)}, now=NOW)
+    left_out = {"cached": 1, "without_key": 1, "unpriced": 1, "over_budget": 1, "unavailable": 1}
+    assert {name: getattr(run, name) for name in left_out} == left_out
+    assert (run.prompts, run.not_worthwhile) == (1, 0)
+
+
+def test_selected_answers_are_unavailable_without_an_answer_cache(acme: Tenant) -> None:
+    Asker(acme).ask_daily()
+    chosen = {row.priced.candidate.fingerprint for row in candidates_of(acme).rows}
+    actions.do_update_settings(acme, answer_cache_seconds=0)
+    run = do_warm_caches(current(acme), only=chosen, now=NOW)
+    assert (run.prompts, run.cached, run.unavailable) == (0, 0, 1)
+
+
+def test_a_run_that_chooses_reports_the_cached_candidates(acme: Tenant) -> None:
+    Asker(acme).ask_daily()
+    assert do_warm_caches(current(acme), now=NOW).cached == 0
+    run = do_warm_caches(current(acme), now=NOW)
+    assert (run.prompts, run.cached, run.unavailable) == (0, 1, 0)
+
+
 def test_api_of_candidates(acme: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warming_api, "list_candidates", partial(list_candidates, now=NOW))
     monkeypatch.setattr(warming_jobs, "do_warm_caches", partial(do_warm_caches, now=NOW))
@@ -133,7 +167,8 @@ def test_api_of_candidates(acme: Tenant, monkeypatch: pytest.MonkeyPatch) -> Non
     response = client.post("/api/cache-warming/run", sent, format="json")
     assert (response.status_code, response.json()["parameters"]) == (202, sent)
     assert run_jobs() == 1
-    assert client.get(f"{response['location']}/result").json()["prompts"] == 1
+    result = client.get(f"{response['location']}/result").json()
+    assert (result["prompts"], result["cached"], result["unavailable"]) == (1, 0, 0)
     assert [bytes(row.fingerprint).hex() for row in rows_of(acme)] == sent["fingerprints"]
 
 

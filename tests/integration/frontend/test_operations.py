@@ -16,6 +16,7 @@ from django.test import Client
 from billing.budgets.budgets import do_change_budget, do_make_budget
 from billing.models import UsageQuarantine
 from inference_worker.contract.messages import CORDONS_KEY, REPLICAS_KEY, SUPPORT_KEY
+from inference_worker.contract.unsettled_usage import UNSETTLED_KEY
 from millrace.apps.deployments.fleet_status import read_fleet_status
 from millrace.apps.health import history
 from millrace.apps.health.models import Cordon, HealthEvent, MachineCost
@@ -25,7 +26,7 @@ from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import AuditEntry, User
 from tests.support.deployments.heartbeats import register_worker
 from tests.support.frontend.console import remembered
-from tests.support.frontend.screens.operator_health import speak
+from tests.support.frontend.screens.operator_health import leave_usage, speak
 from tests.support.rows import only_project, unscoped
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -43,6 +44,7 @@ ACTIONS = (
         "/operator/fleet/costs/smollm2-135m",
         "/operator/quarantine/1/replay",
         "/operator/quarantine/1/dismiss",
+        "/operator/left-usage/journal/dismiss",
         "/operator/audit/1",
     ),
 )
@@ -165,6 +167,30 @@ def test_actions_on_quarantined_events_require_reauthentication(client: Client, 
     assert unscoped(UsageQuarantine).get().resolved_at is not None
     assert audited("quarantine.dismissed").after["why"] == "a stray script"
     assert "Quarantine is empty" in client.get("/operator/").content.decode()
+
+
+@pytest.mark.usefixtures("operator")
+def test_usage_of_a_lost_worker_is_dismissed_after_a_reauthentication(client: Client, broker: redis.Redis) -> None:
+    leave_usage(broker, tenant_id=1)
+    address = "/operator/left-usage/journal/dismiss"
+    assert f'href="{address}"' in client.get("/operator/").content.decode()
+    assert client.post(address, {"reason": "the disk is lost"}).status_code == 302
+    assert broker.hexists(UNSETTLED_KEY, "journal")
+    remembered(client.session)
+    page = client.get(address).content.decode()
+    assert "Dismiss the usage of smollm2-135m-2" in page
+    assert "rack-7" in page
+    assert client.post(address, {"reason": " "}).status_code == 422
+    response = client.post(address, {"reason": "the disk is lost"})
+    assert (response.status_code, response["Location"]) == (303, "/operator/")
+    assert not broker.exists(UNSETTLED_KEY)
+    entry = audited("unsettled_usage.dismissed")
+    assert (entry.actor, entry.object_name) == ("op@example.com", "smollm2-135m-2 (rack-7)")
+    assert entry.after == {"why": "the disk is lost"}
+    page = client.get(f"/operator/audit/{entry.pk}").content.decode()
+    assert "Unsettled usage dismissed" in page
+    assert address not in client.get("/operator/").content.decode()
+    assert client.post(address, {"reason": "again"}).status_code == 404
 
 
 @pytest.mark.usefixtures("operator", "broker")

@@ -80,9 +80,21 @@ def test_selected_prompts_are_warmed_by_a_job(client, acme, asker):
     (row,) = of(WarmedPrompt, acme)
     assert bytes(row.fingerprint).hex() == chosen
     page = read(client)
-    assert "Computed ahead: 1, over the budget: 0" in page and "Not settled: 1" in page
+    assert "Computed ahead: 1<" in page and "Not settled: 1" in page
     panel = read(client, CANDIDATES)
     assert "Cached" in panel and chosen not in panel
+
+
+def test_a_job_names_why_selected_prompts_were_left_out(client, acme, asker):
+    asker.ask_daily("First")
+    asker.ask_daily("Second")
+    digest(acme)
+    chosen = BOX.findall(read(client, CANDIDATES))
+    assert len(chosen) == 2
+    client.post(f"{URL}run", {"prompt": [*chosen, "0" * 32], "when": "now", "budget": "0.50"})
+    actions.do_revoke_api_key(asker.key)
+    assert run_jobs() == 1
+    assert "Computed ahead: 0 · without a usable API key: 2 · no longer available: 1" in read(client)
 
 
 @pytest.mark.parametrize(

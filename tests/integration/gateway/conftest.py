@@ -18,6 +18,7 @@ from psycopg_pool import AsyncConnectionPool
 from tests.support.waiting import eventually_async
 
 if TYPE_CHECKING:
+    from millrace.gateway.dispatch.dispatcher import Dispatcher
     from tenants.models import ApiKey
     from tests.support.gateway.replica import Replica
     from tests.support.gateway.service_gates import Gate
@@ -133,5 +134,32 @@ async def a(gate: Gate) -> AsyncIterator[Replica]:
 async def b(gate: Gate) -> AsyncIterator[Replica]:
     """A replica of the model "b"."""
     replica = await _replica(gate, "rb", "b")
+    yield replica
+    replica.stall()
+
+
+@pytest_asyncio.fixture
+async def dispatcher(broker: redis.Redis) -> AsyncIterator[Dispatcher]:
+    from millrace.gateway.dispatch.dispatcher import Dispatcher
+    from millrace.gateway.dispatch.monitor import DispatchMonitor
+    from tests.support.gateway.replica import GATEWAY
+
+    dispatcher = Dispatcher(broker, broker, GATEWAY, queue_seconds=5, retention_seconds=60, max_queued=3)
+    watching = DispatchMonitor(dispatcher)
+    await dispatcher.start()
+    await watching.start()
+    yield dispatcher
+    await watching.stop()
+    await dispatcher.stop()
+
+
+@pytest_asyncio.fixture
+async def replica(broker: redis.Redis, dispatcher: Dispatcher) -> AsyncIterator[Replica]:
+    """A replica that serves the dispatcher's model."""
+    from tests.support.gateway.dispatching import serving
+    from tests.support.gateway.replica import Replica
+
+    replica = Replica(broker, "r1")
+    await eventually_async(lambda: serving(dispatcher))
     yield replica
     replica.stall()

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 import redis as sync_redis
 import redis.asyncio as redis
+from redis.typing import EncodableT, FieldT
 
 from inference_worker.contract.deployments import WANTED_KEY, WantedDeployment, WantedDeployments, encode_wanted
 from inference_worker.contract.messages import REPLICAS_KEY, Heartbeat, ReplicaPhase, beat_key, encode
@@ -179,11 +180,11 @@ async def test_a_starting_gateway_serves_the_versions_of_running_replicas(broker
     assert set(await read_catalog(broker, (OLD,), bundles)) == {"m"}  # no deployments were published yet
     await fleet.want(NEW, absent)
     assert await read_catalog(broker, (OLD,), bundles) == {}
-    await broker.hset(REPLICAS_KEY, "w-0.a", fleet._beat(OLD, ReplicaPhase.READY))  # type: ignore[misc]
+    await broker.hset(REPLICAS_KEY, "w-0.a", fleet._beat(OLD, ReplicaPhase.READY))
     assert await read_catalog(broker, (OLD,), bundles) == {}  # it has stopped
     await broker.set(beat_key("w-0.a"), "", px=5000)
     assert (await read_catalog(broker, (), bundles))["m"].key == OLD.key
-    await broker.hset(REPLICAS_KEY, "w-0.b", fleet._beat(NEW, ReplicaPhase.READY))  # type: ignore[misc]
+    await broker.hset(REPLICAS_KEY, "w-0.b", fleet._beat(NEW, ReplicaPhase.READY))
     await broker.set(beat_key("w-0.b"), "", px=5000)
     assert (await read_catalog(broker, (), bundles))["m"].key == NEW.key
     await fleet.want(OLD)
@@ -253,10 +254,11 @@ async def damage_bundle(broker: redis.Redis, key: str, damage: str) -> None:
     if damage in ("changed", "incomplete"):  # a bundle of its own, since a stored one is not read again
         content = b"".join([b"\x00" * size for size in manifest.chunk_sizes])
         manifest = msgspec.structs.replace(manifest, digest="0" * 64)
-        chunks = {str(number): content[:size] for number, size in enumerate(manifest.chunk_sizes)}
+        sizes = enumerate(manifest.chunk_sizes)
+        chunks: dict[FieldT, EncodableT] = {str(number): content[:size] for number, size in sizes}
         if damage == "incomplete":
             del chunks["0"]
-        await broker.hset(bundle_key(manifest.digest), mapping=chunks)  # type: ignore[misc,arg-type]
+        await broker.hset(bundle_key(manifest.digest), mapping=chunks)
     if damage == "large":
         manifest = msgspec.structs.replace(manifest, num_bytes=(64 << 20) + 1)
     if damage == "other":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,9 +18,13 @@ from inference_worker.contract.unsettled_usage import UNSETTLED_KEY, describe_un
 from millrace.apps.deployments.fleet_status import read_fleet_status
 from millrace.apps.health import left_usage, tasks
 from millrace.apps.health.issues import HealthIssue, IssueType
+from millrace.apps.health.left_usage import do_dismiss_left_usage
+from tenants.actions import ActionRefused, Conflict
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
+from tenants.models import AuditEntry
 from tests.support.billing.usage_events import make_event
+from tests.support.rows import unscoped
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("table")]
 
@@ -102,3 +107,43 @@ def test_usage_in_quarantine_is_listed_only_there(broker: redis.Redis, report: C
 def test_usage_of_archived_months_is_settled(report: Callable[..., None]) -> None:
     report(make_event(request_id="req_1", admitted_at=1_000_000_000_000_000))  # of 2001
     assert issues() == []
+
+
+def test_usage_whose_disk_is_lost_is_dismissed(broker: redis.Redis, report: Callable[..., None]) -> None:
+    report(event(0), event(1))
+    for reason in ("", "  ", "x" * 201):
+        with pytest.raises(ActionRefused, match="Enter a reason"):
+            do_dismiss_left_usage("journal", reason)
+    assert len(issues()) == 1
+    do_dismiss_left_usage("journal", " the disk is lost ")
+    assert issues() == []
+    assert not broker.exists(UNSETTLED_KEY)
+    (entry,) = unscoped(AuditEntry).filter(action="unsettled_usage.dismissed")
+    assert (entry.tenant_id, entry.object_name, entry.after) == (None, "m-0 (far)", {"why": "the disk is lost"})
+    assert entry.before == {"worker": "m-0", "host": "far", "executions": 2, "request": "req_0"}
+    with pytest.raises(Conflict):
+        do_dismiss_left_usage("journal", "again")
+    report(event(0))  # the journal is found after all
+    assert len(issues()) == 1
+
+
+def test_the_usage_of_a_worker_that_runs_again_is_not_dismissed(
+    broker: redis.Redis, report: Callable[..., None]
+) -> None:
+    report(event(0))
+    broker.set(beat_key("m-0.aa"), "", px=HEARTBEAT_TTL_MS)
+    with pytest.raises(Conflict, match="runs again"):
+        do_dismiss_left_usage("journal", "the disk is lost")
+    assert broker.hexists(UNSETTLED_KEY, "journal")
+    assert list(unscoped(AuditEntry).filter(action="unsettled_usage.dismissed")) == []
+
+
+def test_without_valkey_usage_is_not_dismissed(report: Callable[..., None], settings: Any) -> None:
+    report(event(0))
+    reachable = settings.MILLRACE
+    settings.MILLRACE = replace(reachable, valkey_url="redis://127.0.0.1:1/0")
+    with pytest.raises(ActionRefused, match="Valkey cannot be reached"):
+        do_dismiss_left_usage("journal", "the disk is lost")
+    settings.MILLRACE = reachable
+    assert len(issues()) == 1
+    assert list(unscoped(AuditEntry).filter(action="unsettled_usage.dismissed")) == []

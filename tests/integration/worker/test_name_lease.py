@@ -61,7 +61,7 @@ def test_the_process_with_the_lock_of_the_journal_takes_the_name_at_once(take: T
     """The holder was killed: its journal's lock is free, and its lease has not expired yet."""
     lost: list[str] = []
     killed = take(f"{NAME}.aa", "journal-a", on_lost=lambda: lost.append("aa"))
-    killed._closing.set()
+    killed._thread.stop()
     killed._thread.join()
     take(f"{NAME}.bb", "journal-a")
     assert holder(broker) == f"{NAME}.bb"
@@ -85,7 +85,7 @@ def test_the_name_of_a_lost_host_is_free_after_its_lease(
 ) -> None:
     monkeypatch.setattr(name_lease, "LEASE_SECONDS", 2.0)
     lost = take(f"{NAME}.aa", "journal-a")
-    lost._closing.set()
+    lost._thread.stop()
     lost._thread.join()
     assert holder(broker) == f"{NAME}.aa"
     take(f"{NAME}.bb", "journal-b")  # waits for the end of the lease

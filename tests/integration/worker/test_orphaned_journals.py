@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from inference_worker.contract import claims, exits
-from inference_worker.contract.journal import Journal, JournalBusyError, execution_key
+from inference_worker.contract.journal import ExecutionKey, Journal, JournalBusyError, execution_key
 from inference_worker.contract.messages import EXITS_KEY, USAGE_GROUP, USAGE_STREAM, InferenceJob, claim_key
 from inference_worker.worker.orphaned_journals import OrphanedJournals
 from tests.support.worker.jobs import make_job, make_usage
@@ -117,3 +117,32 @@ def test_a_damaged_journal_does_not_prevent_the_others(
     assert [usage.outcome for usage in usage_events(broker)] == ["failed"]
     assert segments(tmp_path / "m-0")
     assert segments(tmp_path / "m-1") == []
+
+
+def test_a_disk_error_of_one_journal_does_not_prevent_the_others(
+    orphaned: OrphanedJournals,
+    broker: redis.Redis,
+    queued: Queued,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("m-0", "m-1"):
+        job = make_job(f"req_{name}")
+        claim(broker, queued, job)
+        journal = Journal(tmp_path / name)
+        journal.append([make_usage(job)])
+        journal.close()
+    failures = iter([OSError("Input/output error")])
+    drop = Journal.drop
+
+    def drop_or_fail(journal: Journal, key: ExecutionKey) -> None:
+        if (error := next(failures, None)) is not None:
+            raise error
+        drop(journal, key)
+
+    monkeypatch.setattr(Journal, "drop", drop_or_fail)
+    orphaned.step()
+    assert segments(tmp_path / "m-0") and segments(tmp_path / "m-1") == []
+    orphaned.step()
+    assert segments(tmp_path / "m-0") == []
+    assert {usage.billing_context.request_id for usage in usage_events(broker)} == {"req_m-0", "req_m-1"}

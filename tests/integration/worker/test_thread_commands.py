@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import redis
 
 from inference_worker.contract import valkey
-from inference_worker.worker.thread_commands import CHUNK_BYTES, ThreadCommands
+from inference_worker.worker.thread_commands import CHUNK_BYTES, PING, ThreadCommands
 
 
 @pytest.fixture
@@ -39,6 +41,45 @@ def test_a_lost_connection_is_opened_again(commands: ThreadCommands, broker: red
     assert commands.exchange([("PING",)]) == [b"PONG"]
     broker.client_kill_filter(_type="normal", skipme=True)
     assert commands.exchange([("ECHO", "again")]) == [b"again"]
+
+
+def test_an_idle_connection_that_was_dropped_is_replaced_before_its_next_commands(commands: ThreadCommands) -> None:
+    assert commands.exchange([("PING",)]) == [b"PONG"]
+    dropped, device = socket.socketpair()  # as if a network device took the packets and sent none
+    dropped.settimeout(0.05)
+    commands._connection._sock.close()
+    commands._connection._sock = dropped
+    commands._check_at = 0.0
+    with device:
+        assert commands.exchange([("INCR", "a")]) == [1]
+        assert device.recv(CHUNK_BYTES) == PING
+        assert device.recv(CHUNK_BYTES) == b""
+
+
+@pytest.mark.parametrize(("interval", "checks"), [(10, [True, False, False]), (0, [False, False])])
+def test_only_an_idle_connection_is_checked(
+    broker: redis.Redis, monkeypatch: pytest.MonkeyPatch, interval: int, checks: list[bool]
+) -> None:
+    sent: list[bytes] = []
+    options = valkey.WORKER._replace(health_check_interval=interval)
+    with valkey.connect(os.environ["MILLRACE_VALKEY_URL"], options) as client:
+        commands = ThreadCommands(client)
+        send = commands._send
+
+        def record(packed: bytes, count: int) -> list[Any]:
+            sent.append(packed)
+            return send(packed, count)
+
+        monkeypatch.setattr(commands, "_send", record)
+        for _ in range(2):
+            commands.exchange([("INCR", "a")])
+        assert len(sent) == 2 and PING not in sent
+        commands._check_at = 0.0
+        for _ in range(2):
+            commands.exchange([("INCR", "a")])
+        commands.close()
+    assert [packed == PING for packed in sent[2:]] == checks
+    assert broker.get("a") == b"4"
 
 
 def test_an_overdue_reply_is_not_that_of_the_next_call(commands: ThreadCommands) -> None:

@@ -166,6 +166,18 @@ def test_a_database_url_becomes_djangos_parameters() -> None:
 
 
 @pytest.mark.parametrize(
+    ("url", "server"),
+    [
+        ("smtp://mail.example.com", ("mail.example.com", 587, "", "", False, False)),
+        ("smtp://a%40b:p%2Fq@mail.example.com:2525", ("mail.example.com", 2525, "a@b", "p/q", False, True)),
+        ("smtps://a:b@[::1]", ("::1", 465, "a", "b", True, False)),
+    ],
+)
+def test_a_mail_servers_url_is_parsed(url: str, server: tuple[str, int, str, str, bool, bool]) -> None:
+    assert configuration.parse_mail_server(url) == server
+
+
+@pytest.mark.parametrize(
     ("host", "public", "url"),
     [
         ("0.0.0.0", "", "http://127.0.0.1:8000"),  # noqa: S104  (a setting's value; nothing is bound)

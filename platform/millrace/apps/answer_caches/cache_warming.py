@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from django.conf import settings
@@ -100,7 +100,10 @@ class CandidateList:
 
 @dataclass(frozen=True)
 class WarmingRun:
-    """What a run has chosen."""
+    """What a run has chosen, and how many candidates it has left out for each reason.
+
+    In a run of selected candidates, these numbers and `prompts` add up to the number of selected candidates.
+    """
 
     prompts: int
     prefixes: int  # prompts that are prefixes
@@ -108,6 +111,10 @@ class WarmingRun:
     over_budget: int
     expected_femto: int
     max_femto: int
+    cached: int = 0  # the cache has them, or a batch computes them
+    without_key: int = 0  # all keys of their requests were revoked, have expired or may not run inference
+    unpriced: int = 0  # their model has no price, or their last answer has no known length
+    unavailable: int = 0  # selected ones that are no longer stored or repeated, or that no cache would store
 
 
 def do_warm_caches(tenant: Tenant, *, only: Collection[bytes] | None = None, now: datetime | None = None) -> WarmingRun:
@@ -125,8 +132,10 @@ def do_warm_caches(tenant: Tenant, *, only: Collection[bytes] | None = None, now
         check_opted_in(locked)
         found, observed_since = find_candidates(locked.pk, now)
         wanted = [each for each in found if only is None or each.fingerprint in only]
-        current = _without_warm(locked, _with_live_keys(locked, wanted), now)
-        priced = _price(locked, current, now, observed_since)
+        usable = _with_live_keys(locked, wanted)
+        storable = [each for each in usable if _lifetime(locked, each.cache)]
+        cold = _without_warm(locked, storable, now)
+        priced = _price(locked, cold, now, observed_since)
         worthwhile = [each for each in priced if only is not None or each.expected_femto > 0]
         worthwhile.sort(key=lambda each: (-each.expected_femto / max(1, each.cost_femto), each.candidate.fingerprint))
         left = locked.cache_warming_nano * FEMTO_A_NANO - spent_femto(locked, now)
@@ -137,14 +146,21 @@ def do_warm_caches(tenant: Tenant, *, only: Collection[bytes] | None = None, now
                 left -= each.max_femto
         over_budget = len(worthwhile) - len(chosen)
         chosen = _create_batches(locked, chosen, now)
-    return WarmingRun(
+    run = WarmingRun(
         prompts=len(chosen),
         prefixes=sum(each.candidate.cache == WarmedPrompt.Cache.PREFIX for each in chosen),
         not_worthwhile=len(priced) - len(worthwhile),
         over_budget=over_budget,
         expected_femto=sum(each.expected_femto for each in chosen),
         max_femto=sum(each.max_femto for each in chosen),
+        cached=len(storable) - len(cold),
+        without_key=len(wanted) - len(usable),
+        unpriced=len(cold) - len(priced),
     )
+    if only is None:
+        return run
+    known = run.prompts + run.over_budget + run.cached + run.without_key + run.unpriced
+    return replace(run, unavailable=len(set(only)) - known)
 
 
 def list_candidates(tenant: Tenant, *, now: datetime | None = None) -> CandidateList:
@@ -202,7 +218,7 @@ def _lifetime(tenant: Tenant, cache: WarmedPrompt.Cache) -> timedelta:
 
 
 def _without_warm(tenant: Tenant, candidates: Iterable[Candidate], now: datetime) -> list[Candidate]:
-    """Return the candidates that neither a request nor an earlier run has put into the cache."""
+    """Return the candidates that neither a request nor an earlier run has put into the cache. Each has a lifetime."""
     rows = WarmedPrompt.objects.for_tenant(tenant).filter(expires_at__gt=now)
     # A prompt that was not run may run again, and one that failed on the next day.
     warmed = {
@@ -214,7 +230,7 @@ def _without_warm(tenant: Tenant, candidates: Iterable[Candidate], now: datetime
     for each in candidates:
         lifetime = _lifetime(tenant, each.cache)
         is_cached = each.computed_at is not None and each.computed_at + lifetime > now
-        if lifetime and not is_cached and (each.cache, each.fingerprint) not in warmed:
+        if not is_cached and (each.cache, each.fingerprint) not in warmed:
             found.append(each)
     return found
 

@@ -19,7 +19,7 @@ MAX_JOBS = 20  # jobs that a page lists
 
 @job_kind("cache-warming.run", Permission.TENANT_UPDATE)
 def warm_now(tenant: Tenant, parameters: Mapping[str, Any]) -> JobResult:
-    """Warm the caches within the rest of the day's budget. Returns what the run has chosen."""
+    """Warm the caches within the rest of the day's budget. Returns what the run has chosen and left out."""
     chosen = parameters.get("fingerprints")
     run = do_warm_caches(tenant, only=None if chosen is None else {bytes.fromhex(text) for text in chosen})
     return json_result(
@@ -28,6 +28,10 @@ def warm_now(tenant: Tenant, parameters: Mapping[str, Any]) -> JobResult:
             "prefixes": run.prefixes,
             "not_worthwhile": run.not_worthwhile,
             "over_budget": run.over_budget,
+            "cached": run.cached,
+            "without_key": run.without_key,
+            "unpriced": run.unpriced,
+            "unavailable": run.unavailable,
             "expected_usd": decimal(run.expected_femto, FEMTO_DIGITS, 2),
             "max_usd": decimal(run.max_femto, FEMTO_DIGITS, 2),
         }

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
 
-from django.db.models import Count, Exists, Min, OuterRef, Q
+from django.db.models import Exists, OuterRef, Q
 
 from billing.invoicing.files import missing_pdfs
 from billing.models import BankEntry, Invoice, InvoiceRunFailure, PaymentEvent, Period
 from inference_worker.contract.texts import Text
 from millrace.apps.health.budget_usage import tenants_near_limits
-from millrace.apps.health.issues import HealthIssue, IssueType, add_age, find_received
+from millrace.apps.health.issues import HealthIssue, IssueType, find_late, find_received
 from tenants.models import Tenant
 
 ASSIGNMENT_LATE = timedelta(days=3)  # since the bank statement was imported
@@ -123,22 +123,17 @@ def _describe_payment_events(provider: str, number: int) -> tuple[Text, Text]:
 
 def _check_bank_entries(now: datetime) -> Iterator[HealthIssue]:
     """Yield an issue if payments on bank statements have waited for their assignment for days."""
-    late = BankEntry.objects.filter(
-        state=BankEntry.State.OPEN, statement__imported_at__lt=now - ASSIGNMENT_LATE
-    ).aggregate(number=Count("pk"), first=Min("statement__imported_at"))
-    if late["number"]:
-        title = Text(
-            "%(number)s payment on bank statements is not assigned",
-            "%(number)s payments on bank statements are not assigned",
-            number=late["number"],
-        )
-        yield HealthIssue(
-            IssueType.BANK_ENTRY,
-            "",
-            urgent=False,
-            title=add_age(title, late["first"], now),
-            todo=Text("Assign or dismiss them. Until then, reminders of paid invoices may be sent."),
-        )
+    rows = BankEntry.objects.filter(state=BankEntry.State.OPEN, statement__imported_at__lt=now - ASSIGNMENT_LATE)
+    return find_late(IssueType.BANK_ENTRY, rows, "statement__imported_at", _describe_bank_entries, now, urgent=False)
+
+
+def _describe_bank_entries(number: int) -> tuple[Text, Text]:
+    title = Text(
+        "%(number)s payment on bank statements is not assigned",
+        "%(number)s payments on bank statements are not assigned",
+        number=number,
+    )
+    return title, Text("Assign or dismiss them. Until then, reminders of paid invoices may be sent.")
 
 
 CHECKS: tuple[Callable[[datetime], Iterable[HealthIssue]], ...] = (

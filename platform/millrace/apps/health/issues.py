@@ -82,6 +82,27 @@ def find_received(
         yield HealthIssue(issue_type, value, urgent=True, title=add_age(title, first, now), todo=todo)
 
 
+def find_late(
+    issue_type: IssueType,
+    rows: QuerySet[Any],
+    column: str,
+    describe: Callable[[int], tuple[Text, Text]],
+    now: datetime,
+    *,
+    urgent: bool,
+) -> Iterator[HealthIssue]:
+    """Yield one issue if there are rows, with the age of the oldest.
+
+    Args:
+        column: the column with the time of a row.
+        describe: returns the title and the instruction for the number of rows.
+    """
+    late = rows.aggregate(number=Count("pk"), first=Min(column))
+    if late["number"]:
+        title, todo = describe(late["number"])
+        yield HealthIssue(issue_type, "", urgent=urgent, title=add_age(title, late["first"], now), todo=todo)
+
+
 def add_age(title: str, first: datetime, now: datetime) -> str:
     """Return the title with the age of the oldest object, from a minute on."""
     if now - first < timedelta(minutes=1):

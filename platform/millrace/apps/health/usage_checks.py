@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import Count, Min, QuerySet, Sum
+from django.db.models import Count, QuerySet, Sum
 
 from billing.currencies.amounts import DEFAULT_CURRENCY, FEMTO_A_NANO, exact_amount, half_up
 from billing.models import (
@@ -25,7 +25,7 @@ from billing.rates.pricing import Tier
 from inference_worker.contract.command_line import format_command
 from inference_worker.contract.texts import Text
 from millrace.apps.deployments.served_deployments import served_specs
-from millrace.apps.health.issues import HealthIssue, IssueType, add_age, describe_duration, find_received
+from millrace.apps.health.issues import HealthIssue, IssueType, describe_duration, find_late, find_received
 
 RECONCILED_LATE = timedelta(minutes=20)
 PRICES_LATE = timedelta(minutes=2)  # since their time; the task that starts them runs every 10 seconds
@@ -123,25 +123,21 @@ def _check_prices(now: datetime) -> Iterator[HealthIssue]:
 
 def _check_scheduled_prices(now: datetime) -> Iterator[HealthIssue]:
     """Yield an issue if scheduled prices whose time has come have not taken effect."""
-    late = PriceVersion.objects.filter(
-        state=PriceVersion.State.SCHEDULED, effective_from__lt=now - PRICES_LATE
-    ).aggregate(number=Count("pk"), first=Min("effective_from"))
-    if late["number"]:
-        title = Text(
-            "%(number)s scheduled price version has not taken effect",
-            "%(number)s scheduled price versions have not taken effect",
-            number=late["number"],
-        )
-        yield HealthIssue(
-            IssueType.SCHEDULED_PRICES,
-            "",
-            urgent=True,
-            title=add_age(title, late["first"], now),
-            todo=Text(
-                "Requests have the earlier prices. Check that beat and the worker of the web jobs are running. If their"
-                " log has scheduled_prices_failed, cancel the version and draft its prices again."
-            ),
-        )
+    rows = PriceVersion.objects.filter(state=PriceVersion.State.SCHEDULED, effective_from__lt=now - PRICES_LATE)
+    return find_late(IssueType.SCHEDULED_PRICES, rows, "effective_from", _describe_scheduled_prices, now, urgent=True)
+
+
+def _describe_scheduled_prices(number: int) -> tuple[Text, Text]:
+    title = Text(
+        "%(number)s scheduled price version has not taken effect",
+        "%(number)s scheduled price versions have not taken effect",
+        number=number,
+    )
+    todo = Text(
+        "Requests have the earlier prices. Check that beat and the worker of the web jobs are running. If their"
+        " log has scheduled_prices_failed, cancel the version and draft its prices again."
+    )
+    return title, todo
 
 
 def _check_overages(now: datetime) -> Iterator[HealthIssue]:

@@ -13,6 +13,7 @@ from inference_worker.contract import metric_families as families
 from inference_worker.contract.messages import REPLICAS_KEY, Heartbeat, Machine, beat_key, encode
 from inference_worker.contract.metric_families import HistogramSnapshot, MetricsSnapshot
 from inference_worker.contract.texts import Text
+from inference_worker.contract.unsettled_usage import UNSETTLED_KEY, UnsettledEntry, UnsettledUsage
 from tests.support.frontend.console import Screen, World, register
 
 FOR_LONG = 3_600_000  # milliseconds; these replicas have no process that sends another heartbeat
@@ -36,6 +37,13 @@ def speak(broker: redis.Redis, replica_id: str, model: str, *, running: int, min
     )
     broker.hset(REPLICAS_KEY, replica_id, encode(beat))
     broker.set(beat_key(replica_id), "", px=FOR_LONG)
+
+
+def leave_usage(broker: redis.Redis, tenant_id: int) -> None:
+    """Write the report of a lost worker about its journal `journal`."""
+    oldest = UnsettledEntry(time.time_ns() // 1000, "req_lost", 0, tenant_id, b"\x00" * 32)
+    report = UnsettledUsage("smollm2-135m-2", "rack-7", "smollm2-135m-2.dd", 3, oldest, oldest)
+    broker.hset(UNSETTLED_KEY, "journal", encode(report))
 
 
 def prepare(world: World) -> None:
@@ -77,16 +85,26 @@ def prepare(world: World) -> None:
         row = UsageQuarantine.objects.order_by("pk").first()
     world.rows["populated.quarantined"] = row.pk
     tasks.run_health_checks()
+    with redis.Redis.from_url(os.environ["MILLRACE_VALKEY_URL"]) as broker:
+        leave_usage(broker, world.tenants["populated"].pk)
+    world.rows["populated.journal"] = "journal"
 
 
 register(
-    Screen("operator-health", "/operator/", queries=60, who="operator", states=("populated", "error")),
+    Screen("operator-health", "/operator/", queries=64, who="operator", states=("populated", "error")),
     Screen(
         "operator-health-replay", "/operator/quarantine/{quarantined}/replay", 14, who="operator", states=("populated",)
     ),
     Screen(
         "operator-health-dismiss",
         "/operator/quarantine/{quarantined}/dismiss",
+        14,
+        who="operator",
+        states=("populated",),
+    ),
+    Screen(
+        "operator-health-dismiss-usage",
+        "/operator/left-usage/{journal}/dismiss",
         14,
         who="operator",
         states=("populated",),
