@@ -39,9 +39,10 @@ def lose_usage(as_owner: Callable[[], AbstractContextManager[None]]) -> Callable
 
     def lose() -> None:
         with as_owner(), connection.cursor() as cursor:
-            cursor.execute("ALTER TABLE billing_usageevent DISABLE TRIGGER USER")
+            cursor.execute("ALTER TABLE billing_usageevent DISABLE TRIGGER USER, NO FORCE ROW LEVEL SECURITY")
             cursor.execute("DELETE FROM billing_usageevent")
-            cursor.execute("ALTER TABLE billing_usageevent ENABLE TRIGGER USER")
+            cursor.execute("ALTER TABLE billing_usageevent ENABLE TRIGGER USER, FORCE ROW LEVEL SECURITY")
+        assert unscoped(UsageEvent).count() == 0
 
     return lose
 

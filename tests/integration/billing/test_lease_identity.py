@@ -29,12 +29,12 @@ lease_of = sync_to_async(lambda lease_id: unscoped(BudgetLease).get(pk=lease_id)
 
 def lose_leases(as_owner: AsOwner) -> None:
     """Bring leases and budget periods to the state of a standby that lacks all leases."""
-    with as_owner(), connection.cursor() as cursor:
-        cursor.execute("SELECT min(id) FROM billing_budgetlease")
+    with all_tenants_scope(BypassReason.HOUSEKEEPING), connection.cursor() as cursor:
+        cursor.execute("WITH lost AS (DELETE FROM billing_budgetlease RETURNING id) SELECT min(id) FROM lost")
         (first,) = cursor.fetchone()
-        cursor.execute("DELETE FROM billing_budgetlease")
-        cursor.execute("SELECT setval(pg_get_serial_sequence('billing_budgetlease', 'id'), %s, false)", [first])
         cursor.execute("UPDATE billing_budgetperiod SET reserved = 0, used = 0")
+    with as_owner(), connection.cursor() as cursor:
+        cursor.execute("SELECT setval(pg_get_serial_sequence('billing_budgetlease', 'id'), %s, false)", [first])
 
 
 def new_key(name: str) -> ApiKeySnapshot:

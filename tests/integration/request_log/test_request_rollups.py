@@ -237,7 +237,7 @@ def test_changes_are_read_one_by_one_until_no_transaction_can_be_open(
     make_requests(acme)
     build(AT_ONCE)
     days = summed_days(acme)
-    settle(acme, "req_1_0.2", at=TODAY - DAY, uncached=1)
+    settle(acme, "req_1_0.2", at=unscoped(RequestRecord).get(request_id="req_1_0").started_at, uncached=1)
     changed = unscoped(ChangedDay).get()
     assert update_rollups() == 0
     assert summed_days(acme) == [day for day in days if day != changed.day]
